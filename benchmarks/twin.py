@@ -45,7 +45,8 @@ def foretold(name: str, train: Federation, test: Federation, kinds: int, args, *
     settings = {"n_kinds": kinds, "n_init": 1 if args.quick else 3, "rounds": 30 if args.quick else 90, **how}
     n_refits = 4 if args.quick else 10 if len(train) < 400 else 6
     twin = fs.twin.fit(train, **settings)
-    found = fs.twin.fidelity(test, twin.sample(4 * len(test), Key(args.seed)).sessions(begin, end))
+    drawn = twin.sample(4 * len(test), Key(args.seed)).sessions(begin, end)
+    found = fs.twin.fidelity(test, drawn, fitted_to=len(train))
     refits = [fs.twin.fit(fs.twin.resampled(train, Key(s)), **{**settings, "n_init": 1}) for s in range(n_refits)]
     covered = fs.twin.foretell(refits, test, draws=40 if args.quick else 20 * n_refits, seed=args.seed)
     return {
@@ -76,23 +77,27 @@ def calibration(args) -> list[dict]:
     law = fs.twin.fit(log, n_kinds=1, tick=tick, n_init=1)
     begin, end = float(log["start"].min()), float(log["end"].max())
     rows, draws = [], 10 if args.quick else args.draws
-    for n, fitted in itertools.product((40, 361), (False, True)):
-        p = []
+    for n in (40, 361):
+        p: dict[str, list] = {}
         for r in range(draws):
             seen, rng = log.take(np.sort(Key(r).generator().permutation(len(log))[:n])), Key(r, 1).generator()
             a, b = (
                 observed_like(law.sample(n, Key(args.seed, 2 * r + which)).sessions(begin, end), seen, rng)
                 for which in (0, 1)
             )
-            if fitted:
-                twin = fs.twin.fit(a, n_kinds=1, tick=tick, n_init=1, rounds=60)
-                a = twin.sample(4 * n, Key(r, 2)).sessions(begin, end)
-            found = fs.twin.fidelity(b, a, draws=199, seed=r)
-            p.append([getattr(found, aspect).p for aspect in ASPECTS] + [found.p])
-        rejected = (np.array(p) <= 0.05).mean(axis=0)
-        what = f"a twin fitted to {n}, and {n} others" if fitted else f"two draws of {n}"
-        named = dict(zip([*ASPECTS, "all five"], [f"{share:.1%}" for share in rejected], strict=True))
-        rows.append({"compared": what, "draws": draws, **named})
+            drawn = fs.twin.fit(a, n_kinds=1, tick=tick, n_init=1, rounds=60).sample(4 * n, Key(r, 2))
+            simulated = drawn.sessions(begin, end)
+            for what, other, fitted_to in (
+                (f"two draws of {n}", a, None),
+                (f"a twin of {n}, taken as exact, and {n} others", simulated, None),
+                (f"a twin of {n}, fitted_to={n}, and {n} others", simulated, n),
+            ):
+                found = fs.twin.fidelity(b, other, fitted_to=fitted_to, draws=199, seed=r)
+                p.setdefault(what, []).append([getattr(found, aspect).p for aspect in ASPECTS] + [found.p])
+        for what, values in p.items():
+            rejected = (np.array(values) <= 0.05).mean(axis=0)
+            named = dict(zip([*ASPECTS, "all five"], [f"{share:.1%}" for share in rejected], strict=True))
+            rows.append({"compared": what, "draws": draws, **named})
     return rows
 
 

@@ -55,7 +55,13 @@ class TwinFidelity:
 
 
 def fidelity(
-    true: Federation, simulated: Federation, *, draws: int = 400, most: int = 5000, seed: int = 0
+    true: Federation,
+    simulated: Federation,
+    *,
+    fitted_to: int | None = None,
+    draws: int = 400,
+    most: int = 5000,
+    seed: int = 0,
 ) -> TwinFidelity:
     """Compare the logs of true and simulated devices, which lie in the same time.
 
@@ -67,6 +73,10 @@ def fidelity(
     ----------
     true, simulated
         Events; the simulated ones of `Devices.sessions` over the whole time of the true ones.
+    fitted_to
+        How many devices the twin was fitted to that simulated. Its laws are as wrong as so few devices make them, and
+        what is found by chance is widened accordingly: as if each law had been taken from these devices as it stands.
+        None takes the simulated law as exact.
     draws
         Permutations, and bootstrap draws for the intervals.
     most
@@ -89,10 +99,22 @@ def fidelity(
     if (logs[0]["watch"] == 1).all():
         raise DataError("the true log has no session: there is nothing to compare with")
     a, b = (features(log) for log in logs)
-    measures = {}
+    measures, wider = {}, _wider(len(logs[0]), len(logs[1]), fitted_to)
     for name, statistic in STATISTICS.items():
-        measures[name] = _tested(a[name], b[name], statistic, rng, draws)
+        measures[name] = _tested(a[name], b[name], statistic, rng, draws, wider)
     return TwinFidelity(**measures)
+
+
+def _wider(true: int, simulated: int, fitted_to: int | None) -> float:
+    """How much larger differences by chance are with the error of a fit in them: every statistic is one of degree 1.
+
+    >>> _wider(100, 100, 50), _wider(100, 100, None)
+    (1.4142135623730951, 1.0)
+    """
+    if fitted_to is None:
+        return 1.0
+    check_whole("fitted_to", fitted_to, least=1)
+    return float(np.sqrt(1 + (1 / fitted_to) / (1 / true + 1 / simulated)))
 
 
 def _check_same_time(true: Federation, simulated: Federation) -> None:
@@ -207,13 +229,13 @@ STATISTICS: dict[str, Statistic] = {
 }
 
 
-def _tested(a: Array, b: Array, statistic: Statistic, rng: np.random.Generator, draws: int) -> Measure:
+def _tested(a: Array, b: Array, statistic: Statistic, rng: np.random.Generator, draws: int, wider: float) -> Measure:
     """The statistic of two sums over devices; a reflected bootstrap interval, mean and tail under permutations."""
     both = np.concatenate((a, b))
     value = float(statistic(a.sum(axis=0), b.sum(axis=0)))
     order = rng.permuted(np.tile(np.arange(len(both)) < len(a), (draws, 1)), axis=1).astype(float)
     first = order @ both
-    null = statistic(first, both.sum(axis=0) - first)
+    null = wider * statistic(first, both.sum(axis=0) - first)
     again = [rng.multinomial(len(x), np.full(len(x), 1 / len(x)), size=draws) @ x for x in (a, b)]
     low, high = np.quantile(statistic(again[0], again[1]), [0.025, 0.975])
     p = float((1 + (null >= value - 1e-12).sum()) / (draws + 1))

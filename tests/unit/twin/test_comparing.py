@@ -32,6 +32,18 @@ def test_p_values_of_equal_laws_are_uniform():
     assert (np.abs(p.mean(axis=0) - 0.5) < 5 * np.sqrt(1 / 12 / RUNS)).all()
 
 
+def test_the_error_of_a_fit_widens_what_is_found_by_chance():
+    """By the root of the variances' ratio: 1 / 20 of the fit beside 1 / 40 + 1 / 40."""
+    logs = log_of(planted(), 40, 0), log_of(planted(), 40, 1)
+    exact, fitted = (fidelity(*logs, fitted_to=n, draws=99) for n in (None, 20))
+    for aspect in ASPECTS:
+        a, b = getattr(exact, aspect), getattr(fitted, aspect)
+        assert (b.value, b.alike) == (a.value, pytest.approx(np.sqrt(2) * a.alike))
+        assert b.p >= a.p
+    with pytest.raises(DataError, match="fitted_to must be"):
+        fidelity(*logs, fitted_to=0)
+
+
 @pytest.mark.parametrize(
     ("change", "aspect"),
     [
