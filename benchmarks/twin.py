@@ -1,10 +1,10 @@
 """Does a twin foretell other devices, rank protocols as the true trace does, mend who is left out? How fast is it?
 
 `--only halves`: 723 phones (five days, half-hours), a twin of one half against the other half, and the two halves
-against each other. `--only calibration`: how often fidelity rejects what has one law. `--only retail`: Online Retail
-II, customers as a stand-in for users, as halves. `--only protocols`: five settings of four protocols on FEMNIST
-writers, each with a phone of the held-out half, in virtual time; accuracy over time with the twin of the other half and
-with the true trace, `--seeds` of them; Kendall's tau of the two rankings.
+against each other. `--only calibration`: how often fidelity rejects what has one law. `--only private`: what noise
+leaves of a twin. `--only retail`: Online Retail II, customers as a stand-in for users, as halves. `--only protocols`:
+five settings of four protocols on FEMNIST writers, each with a phone of the held-out half, in virtual time; accuracy
+over time with the twin of the other half and with the true trace, `--seeds` of them; Kendall's tau of the rankings.
 `--only bias`: slow devices have other labels; found, sized, mended by inverse probabilities, beside q-FedAvg.
 `--only speed`: a million devices, 30 days.
 """
@@ -98,6 +98,30 @@ def calibration(args) -> list[dict]:
             rejected = (np.array(values) <= 0.05).mean(axis=0)
             named = dict(zip([*ASPECTS, "all five"], [f"{share:.1%}" for share in rejected], strict=True))
             rows.append({"compared": what, "draws": draws, **named})
+    return rows
+
+
+def private(args) -> list[dict]:
+    """What is left of a twin with each device protected, at delta 1e-6: fitted to devices of a known law."""
+    log, tick = phones()
+    law = fs.twin.fit(log, n_kinds=1, tick=tick, n_init=1)
+    begin, end = float(log["start"].min()), float(log["end"].max())
+    test = law.sample(300 if args.quick else 2000, Key(99)).sessions(begin, end)
+    rows = []
+    for n in (361,) if args.quick else (361, 20_000):
+        train = law.sample(n, Key(args.seed + 1)).sessions(begin, end)
+        for epsilon in (None, 1.0, 8.0):
+            how = {"n_init": 1, "rounds": 60}
+            if epsilon is not None:
+                noise = fs.calibrate(epsilon, 1e-6, rounds=6, sampler=fs.All())
+                how = {"rounds": 6, "privacy": fs.Gaussian(clip=30.0, multiplier=noise), "smoothing": 100.0}
+            twin = fs.twin.fit(train, n_kinds=1, tick=tick, **how)
+            drawn = twin.sample(len(test), Key(5)).sessions(begin, end)
+            found = fs.twin.fidelity(test, drawn, draws=99, seed=args.seed)
+            row = {"devices": n, "epsilon": "no noise" if epsilon is None else epsilon}
+            row["held-out log-likelihood"] = round(twin.score(test), 2)
+            measures = {aspect: getattr(found, aspect) for aspect in ASPECTS}
+            rows.append({**row, **{a: f"{m.value:.3f} (alike {m.alike:.3f})" for a, m in measures.items()}})
     return rows
 
 
