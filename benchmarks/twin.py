@@ -114,7 +114,7 @@ def private(args) -> list[dict]:
             how = {"n_init": 1, "rounds": 60}
             if epsilon is not None:
                 noise = fs.calibrate(epsilon, 1e-6, rounds=6, sampler=fs.All())
-                how = {"rounds": 6, "privacy": fs.Gaussian(clip=30.0, multiplier=noise), "smoothing": 100.0}
+                how = {"rounds": 6, "privacy": fs.Gaussian(clip=30.0, multiplier=noise)}
             twin = fs.twin.fit(train, n_kinds=1, tick=tick, **how)
             drawn = twin.sample(len(test), Key(5)).sessions(begin, end)
             found = fs.twin.fidelity(test, drawn, draws=99, seed=args.seed)

@@ -17,6 +17,7 @@ from fedscape.errors import CheckpointError, DataError
 from fedscape.mixtures.dirichlet_multinomial.files import read_population, write_population
 from fedscape.privacy.ledger import Ledger
 from fedscape.privacy.mechanisms import Privacy
+from fedscape.privacy.release import noise_sd
 from fedscape.twin.devices import Devices, Laws, plain
 from fedscape.twin.events import HOUR, checked, sound_only
 from fedscape.twin.laws import effect_posterior, rates
@@ -239,7 +240,7 @@ def fit(
     lengths: Sequence[float] | None = None,
     extras: Sequence[str] | None = None,
     n_data: int | None = None,
-    smoothing: float = 1.0,
+    smoothing: float | None = None,
     n_init: int | None = None,
     rounds: int = 90,
     seed: int = 0,
@@ -254,8 +255,11 @@ def fit(
     events
         A Federation with a client for each device and the columns `start` and `end` (see `sessions`, `from_table`,
         `from_check_ins`), or an engine on such logs.
-    n_kinds, zones, tick, ages, smoothing, n_init, rounds, seed
+    n_kinds, zones, tick, ages, n_init, rounds, seed
         As for `DevicePopulation`.
+    smoothing
+        The same; by default 1, and under privacy the deviation of the noise: rates that the noise covers are then those
+        of the whole day, or of all kinds.
     lengths
         The same; by default those of `lengths_of` for this log, which under privacy do not depend on it.
     extras, n_data
@@ -287,7 +291,7 @@ def fit(
         lengths=lengths or (HALF_HOURS if tick >= 900 else LENGTHS),
         extras=extras or (),
         n_data=n_data or 0,
-        smoothing=smoothing,
+        smoothing=max(1.0, noise_sd(privacy)) if smoothing is None else smoothing,
         n_init=n_init,
         rounds=rounds,
         seed=seed,
