@@ -71,8 +71,8 @@ def plan(
     learners, held_out, inputs, more = split_rows(
         fed, reading, target=target, fill=None, standardise=standardise, shape=None, test=test, seed=seed, client=client
     )
-    own, said = _own_devices(log, learners)
-    say_lines([*lines, *more, said], quiet)
+    own, remark = _own_devices(log, learners)
+    say_lines([*lines, *more, remark], quiet)
     network, _ = network_of(model, learners, inputs, seed)
     local = LocalSGD(
         network,
@@ -127,8 +127,8 @@ def _own_devices(log: Federation | None, learners: Federation) -> tuple[Federati
 
     position = {str(name): i for i, name in enumerate(learners.ids)}
     own = np.array([position.get(str(name), -1) for name in ([] if log is None else log.ids)], dtype=np.int64)
-    known = int((own >= 0).sum())
-    if log is None or known < 0.5 * len(learners):
+    matched = int((own >= 0).sum())
+    if log is None or matched < 0.5 * len(learners):
         return None, (
             "devices are drawn from the twin, apart from the clients' rows: whether the model is worse for those left "
             "out shows only where --events names the clients as devices"
@@ -136,7 +136,7 @@ def _own_devices(log: Federation | None, learners: Federation) -> tuple[Federati
     rows = log.where(own[log.client_of_row] >= 0)
     owner = learners.ids[own[rows.client_of_row]]
     of_clients = Federation.from_arrays(dict(rows.columns), owner, ids=learners.ids)
-    return of_clients, f"{known:,} of {plural(len(learners), 'client')} are devices of the log, and come as they did"
+    return of_clients, f"{matched:,} of {plural(len(learners), 'client')} are devices of the log, and come as they did"
 
 
 def read_events(events: str, device: str | None) -> tuple[Federation, float]:

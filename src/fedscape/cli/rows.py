@@ -88,10 +88,10 @@ def only_classes(fed: Federation, target: str, class_names: Sequence[str]) -> tu
 def check_named_features(fed: Federation, reading: Reading, target: str) -> None:
     """Refuse private training on columns that were chosen by their values: one row can make a column a feature."""
     if len([name for name in fed.columns if name != target]) > 1:
-        found = ",".join(f'"{name}"' if "," in name else name for name in reading.features)
+        names = ",".join(f'"{name}"' if "," in name else name for name in reading.features)
         raise DataError(
             "which columns are features follows from the rows, which --epsilon does not cover: name them, as with "
-            f"--features {found or 'a,b'}"
+            f"--features {names or 'a,b'}"
         )
 
 
