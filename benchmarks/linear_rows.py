@@ -75,11 +75,16 @@ def compared(name: str, n: int, seed: int, repeats: int) -> dict[str, float]:
 
 
 def main() -> None:
-    args = arguments(__doc__, seeds=5, rows=30_000, begin=0)
+    args = arguments(__doc__, seeds=5, rows=30_000, begin=0, only="")
     n, seeds, repeats = (3_000, 2, 1) if args.quick else (args.rows, args.seeds, 4)
     lines: list[dict[str, Any]] = []
     for name in COLUMNS if DATA.exists() else ():
-        found = [compared(name, n, seed, repeats) for seed in range(args.begin, args.begin + seeds)]
+        if args.only not in ("", name):
+            continue
+        found = []
+        for seed in range(args.begin, args.begin + seeds):
+            found.append(compared(name, n, seed, repeats))
+            print(f"{name}, draw {seed}: {found[-1]}", flush=True)
         for model in found[0]:
             values = [each[model] for each in found]
             behind = [each["pooled logistic regression"] - each[model] for each in found]
@@ -87,7 +92,11 @@ def main() -> None:
             lines.append(
                 line | {"behind pooled, points": 100 * float(np.mean(behind)), "± points": 100 * half_width(behind)}
             )
-    report("linear_rows", lines, note=f"{seeds} draws of clients, {repeats} folds each; ± is half of a 95% interval.")
+    report(
+        f"linear_rows_{args.only.split(' ')[0]}" if args.only else "linear_rows",
+        lines,
+        note=f"{seeds} draws of clients, {repeats} folds each; ± is half of a 95% interval.",
+    )
 
 
 if __name__ == "__main__":

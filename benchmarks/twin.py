@@ -1,9 +1,10 @@
 """Does a twin foretell other devices, rank protocols as the true trace does, mend who is left out? How fast is it?
 
 `--only halves`: 723 phones (five days, half-hours), a twin of one half against the other half, and the two halves
-against each other. `--only retail`: Online Retail II, customers as a stand-in for users, the same. `--only protocols`:
+against each other. `--only calibration`: how often fidelity rejects what has one law. `--only private`: what noise
+leaves of a twin. `--only retail`: Online Retail II, customers as a stand-in for users, as halves. `--only protocols`:
 five settings of four protocols on FEMNIST writers, each with a phone of the held-out half, in virtual time; accuracy
-over time with the twin of the other half and with the true trace, three seeds; Kendall's tau of the two rankings.
+over time with the twin of the other half and with the true trace, `--seeds` of them; Kendall's tau of the rankings.
 `--only bias`: slow devices have other labels; found, sized, mended by inverse probabilities, beside q-FedAvg.
 `--only speed`: a million devices, 30 days.
 """
@@ -14,6 +15,7 @@ import itertools
 import os
 import resource
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +23,7 @@ import numpy as np
 
 import fedscape as fs
 from fedscape import Federation, Key
-from fedscape.twin.comparing import ASPECTS
+from fedscape.twin.comparing import ASPECTS, observed_like
 from fedscape.twin.events import DAY
 from table import arguments, half_width, report
 
@@ -43,7 +45,8 @@ def foretold(name: str, train: Federation, test: Federation, kinds: int, args, *
     settings = {"n_kinds": kinds, "n_init": 1 if args.quick else 3, "rounds": 30 if args.quick else 90, **how}
     n_refits = 4 if args.quick else 10 if len(train) < 400 else 6
     twin = fs.twin.fit(train, **settings)
-    found = fs.twin.fidelity(test, twin.sample(4 * len(test), Key(args.seed)).sessions(begin, end))
+    drawn = twin.sample(4 * len(test), Key(args.seed)).sessions(begin, end)
+    found = fs.twin.fidelity(test, drawn, fitted_to=len(train))
     refits = [fs.twin.fit(fs.twin.resampled(train, Key(s)), **{**settings, "n_init": 1}) for s in range(n_refits)]
     covered = fs.twin.foretell(refits, test, draws=40 if args.quick else 20 * n_refits, seed=args.seed)
     return {
@@ -62,6 +65,63 @@ def halves(args) -> list[dict]:
     rows = [{"what": "phones: half against half", "fitted / tested": f"{len(train)} / {len(test)}", **values}]
     for kinds in (1,) if args.quick else (1, 2, 4):
         rows.append(foretold("phones: twin of one half", train, test, kinds, args, tick=tick))
+    return rows
+
+
+def calibration(args) -> list[dict]:
+    """How often fidelity rejects at 5% what has one law: two draws of it, and a twin fitted to one draw and another.
+
+    The law is a twin of all phones, over their five days, seen through the spans in which phones were observed.
+    """
+    log, tick = phones()
+    law = fs.twin.fit(log, n_kinds=1, tick=tick, n_init=1)
+    begin, end = float(log["start"].min()), float(log["end"].max())
+    rows, draws = [], 10 if args.quick else args.draws
+    for n in (40, 361):
+        p: dict[str, list] = {}
+        for r in range(draws):
+            seen, rng = log.take(np.sort(Key(r).generator().permutation(len(log))[:n])), Key(r, 1).generator()
+            a, b = (
+                observed_like(law.sample(n, Key(args.seed, 2 * r + which)).sessions(begin, end), seen, rng)
+                for which in (0, 1)
+            )
+            drawn = fs.twin.fit(a, n_kinds=1, tick=tick, n_init=1, rounds=60).sample(4 * n, Key(r, 2))
+            simulated = drawn.sessions(begin, end)
+            for what, other, fitted_to in (
+                (f"two draws of {n}", a, None),
+                (f"a twin of {n}, taken as exact, and {n} others", simulated, None),
+                (f"a twin of {n}, fitted_to={n}, and {n} others", simulated, n),
+            ):
+                found = fs.twin.fidelity(b, other, fitted_to=fitted_to, draws=199, seed=r)
+                p.setdefault(what, []).append([getattr(found, aspect).p for aspect in ASPECTS] + [found.p])
+        for what, values in p.items():
+            rejected = (np.array(values) <= 0.05).mean(axis=0)
+            named = dict(zip([*ASPECTS, "all five"], [f"{share:.1%}" for share in rejected], strict=True))
+            rows.append({"compared": what, "draws": draws, **named})
+    return rows
+
+
+def private(args) -> list[dict]:
+    """What is left of a twin with each device protected, at delta 1e-6: fitted to devices of a known law."""
+    log, tick = phones()
+    law = fs.twin.fit(log, n_kinds=1, tick=tick, n_init=1)
+    begin, end = float(log["start"].min()), float(log["end"].max())
+    test = law.sample(300 if args.quick else 2000, Key(99)).sessions(begin, end)
+    rows = []
+    for n in (361,) if args.quick else (361, 20_000):
+        train = law.sample(n, Key(args.seed + 1)).sessions(begin, end)
+        for epsilon in (None, 1.0, 8.0):
+            how = {"n_init": 1, "rounds": 60}
+            if epsilon is not None:
+                noise = fs.calibrate(epsilon, 1e-6, rounds=6, sampler=fs.All())
+                how = {"rounds": 6, "privacy": fs.Gaussian(clip=30.0, multiplier=noise)}
+            twin = fs.twin.fit(train, n_kinds=1, tick=tick, **how)
+            drawn = twin.sample(len(test), Key(5)).sessions(begin, end)
+            found = fs.twin.fidelity(test, drawn, draws=99, seed=args.seed)
+            row = {"devices": n, "epsilon": "no noise" if epsilon is None else epsilon}
+            row["held-out log-likelihood"] = round(twin.score(test), 2)
+            measures = {aspect: getattr(found, aspect) for aspect in ASPECTS}
+            rows.append({**row, **{a: f"{m.value:.3f} (alike {m.alike:.3f})" for a, m in measures.items()}})
     return rows
 
 
@@ -99,72 +159,89 @@ def femnist(n: int, seed: int):
     return FedAvg(local), train, judge, local
 
 
-def protocols(args) -> list[dict]:
-    from scipy.stats import kendalltau
+SOURCES = ("twin", "twin with the trace's gaps", "trace")
+SETTINGS = ("synchronous, no deadline", "synchronous, 1.5x, 300 s", "semi-asynchronous, 600 s", "FedBuff", "FedAsync")
 
-    log, tick = phones()
-    train_log, test_log = log.split_clients(test=0.5, seed=args.seed)
-    twin = fs.twin.fit(train_log, n_kinds=2, tick=tick, n_init=1 if args.quick else 3)
-    n = 30 if args.quick else len(test_log)
-    begin, days = float(log["start"].min()), 0.5
-    size = 2 if args.quick else 8
-    listed = [
+
+def listed(size: int) -> list:
+    """The protocols of `SETTINGS`."""
+    return [
         fs.twin.Synchronous(size), fs.twin.Synchronous(size, over=1.5, deadline=300.0),
         fs.twin.SemiAsynchronous(concurrency=size, period=600.0), fs.twin.FedBuff(concurrency=size, buffer=size // 2),
         fs.twin.FedAsync(concurrency=size),
     ]  # fmt: skip
-    names = ["synchronous, no deadline", "synchronous, 1.5x, 300 s", "semi-asynchronous, 600 s", "FedBuff", "FedAsync"]
-    mean, to_target = {}, {}
-    for seed in range(1 if args.quick else 3):
+
+
+def populations(twin, test_log: Federation, n: int, seed: int) -> dict:
+    """Devices by source: of the twin, of the twin where phones were observed, and true ones."""
+    begin, end, rng = float(test_log["start"].min()), float(test_log["end"].max()), Key(seed, 1).generator()
+    drawn, true = twin.sample(n, Key(seed)), test_log.take(slice(0, n))
+    gaps = observed_like(drawn.sessions(begin, end), true, rng)
+    return dict(zip(SOURCES, (drawn, fs.twin.Devices.of_trace(gaps), fs.twin.Devices.of_trace(true)), strict=True))
+
+
+def protocols(args) -> list[dict]:
+    log, tick = phones()
+    train_log, test_log = log.split_clients(test=0.5, seed=args.seed)
+    twin = fs.twin.fit(train_log, n_kinds=2, tick=tick, n_init=1 if args.quick else 3)
+    n, size = (30, 2) if args.quick else (len(test_log), 8)
+    curves = {}
+    for seed in range(1 if args.quick else args.seeds):
         computation, fed, judge, _ = femnist(n, seed)
         payload = fs.twin.payload_of(computation, fed)
         speed = 120 * np.exp(Key(seed, purpose="speeds").generator().standard_normal(len(fed)))
         units = np.maximum(fed.sizes, 1) / fed.sizes.mean()
-        where = {
-            "twin": twin.sample(len(fed), Key(seed)),
-            "trace": fs.twin.Devices.of_trace(test_log.take(slice(0, len(fed)))),
-        }
-        for (name, protocol), (source, devices) in itertools.product(zip(names, listed, strict=True), where.items()):
+        where = populations(twin, test_log, len(fed), seed)
+        for (name, protocol), (source, devices) in itertools.product(
+            zip(SETTINGS, listed(size), strict=True), where.items()
+        ):
             devices = replace(devices, seconds=speed, within=np.full(len(fed), 0.2))
-            table = fs.twin.schedule(devices, protocol, days=days, begin=begin, units=units, payload=payload,
-                                     n_updates=30 if args.quick else 4000, key=Key(seed))  # fmt: skip
+            table = fs.twin.schedule(devices, protocol, days=0.5, begin=float(log["start"].min()), units=units,
+                                     payload=payload, n_updates=30 if args.quick else 4000, key=Key(seed))  # fmt: skip
             course = fs.twin.follow(computation, fed, table, judge, points=6 if args.quick else 12, seed=seed)
-            mean[name, source, seed] = course.mean
-            hit = np.flatnonzero(course.accuracy >= 0.4)
-            to_target[name, source, seed] = course.hours[hit[0]] if len(hit) else np.inf
-            last = course.accuracy[-1]
-            print(
-                f"{name}, {source}, seed {seed}: {len(table)} updates, mean {course.mean:.3f}, end {last:.3f}",
-                flush=True,
-            )
-    seeds = sorted({s for _, _, s in mean})
+            curves.setdefault((name, source), []).append(course)
+            told = f"{len(table)} updates, mean {course.mean:.3f}, end {course.accuracy[-1]:.3f}"
+            print(f"{name}, {source}, seed {seed}: {told}", flush=True)
     rows = []
-    for name in names:
+    for name in SETTINGS:
         row = {"protocol": name}
-        for source in ("twin", "trace"):
-            values = [mean[name, source, s] for s in seeds]
-            hours = [to_target[name, source, s] for s in seeds]
+        for source in SOURCES:
+            values = [course.mean for course in curves[name, source]]
+            hours = [course.hours[course.accuracy >= 0.4] for course in curves[name, source]]
             row[f"mean accuracy, {source}"] = f"{np.mean(values):.3f} ± {half_width(values):.3f}"
-            row[f"hours to 0.4, {source}"] = ", ".join(f"{h:.0f}" for h in hours)
+            row[f"hours to 0.4, {source}"] = ", ".join(f"{h[0]:.0f}" if len(h) else "inf" for h in hours)
         rows.append(row)
-    taus = [
-        kendalltau([mean[n_, "twin", s] for n_ in names], [mean[n_, "trace", s] for n_ in names]).statistic
-        for s in seeds
-    ]
-    rng = np.random.default_rng(0)
-    a, b = (np.array([[mean[n_, source, s] for s in seeds] for n_ in names]) for source in ("twin", "trace"))
-    draws = [
-        kendalltau(
-            a[:, rng.integers(0, len(seeds), len(seeds))].mean(1), b[:, rng.integers(0, len(seeds), len(seeds))].mean(1)
-        ).statistic
-        for _ in range(400)
-    ]
-    tau = kendalltau(a.mean(1), b.mean(1)).statistic
-    low, high = np.quantile(draws, [0.025, 0.975])
-    by_seed = ", ".join(f"{t:.2f}" for t in taus)
-    text = f"Kendall's tau of means {tau:.2f} [{low:.2f}, {high:.2f}] (seeds resampled); by seed {by_seed}"
-    rows.append({"protocol": text})
+    rows += [{"protocol": agreement(source, curves)} for source in SOURCES[:2]]
+    report("twin_curves", [curve_row(point, SETTINGS, curves) for point in range(len(courses_hours(curves)))])
     return rows
+
+
+def agreement(source: str, curves: dict) -> str:
+    """Kendall's tau of mean accuracies with this source and with the trace, by seed and with seeds resampled."""
+    from scipy.stats import kendalltau
+
+    a, b = (np.array([[course.mean for course in curves[name, s]] for name in SETTINGS]) for s in (source, "trace"))
+    rng, seeds = np.random.default_rng(0), a.shape[1]
+    again = [rng.integers(0, seeds, (2, seeds)) for _ in range(400)]
+    draws = [kendalltau(a[:, i].mean(1), b[:, j].mean(1)).statistic for i, j in again]
+    low, high = np.quantile(draws, [0.025, 0.975])
+    by_seed = ", ".join(f"{kendalltau(a[:, s], b[:, s]).statistic:.2f}" for s in range(seeds))
+    tau = kendalltau(a.mean(1), b.mean(1)).statistic
+    return f"Kendall's tau of {source} {tau:.2f} [{low:.2f}, {high:.2f}] (seeds resampled); by seed {by_seed}"
+
+
+def courses_hours(curves: dict) -> np.ndarray:
+    """The hours at which all curves were judged."""
+    return next(iter(curves.values()))[0].hours
+
+
+def curve_row(point: int, names: Sequence[str], curves: dict) -> dict:
+    """Mean accuracy at one time: of each protocol, along each of `SOURCES`."""
+    row = {"hours": round(float(courses_hours(curves)[point]), 2)}
+    for name in names:
+        twin, gaps, trace = (np.mean([c.accuracy[point] for c in curves[name, source]]) for source in SOURCES)
+        row[name] = f"{twin:.3f}, {gaps:.3f}, {trace:.3f}"
+    return row
 
 
 def bias(args) -> list[dict]:
@@ -253,10 +330,17 @@ def speed(args) -> list[dict]:
     return rows
 
 
-PARTS = {"halves": halves, "retail": retail, "protocols": protocols, "bias": bias, "speed": speed}
+PARTS = {
+    "halves": halves,
+    "calibration": calibration,
+    "retail": retail,
+    "protocols": protocols,
+    "bias": bias,
+    "speed": speed,
+}
 
 if __name__ == "__main__":
-    options = arguments(__doc__, only="")
+    options = arguments(__doc__, only="", seeds=3, draws=200)
     for name, part in PARTS.items():
         if options.only in ("", name):
             report(f"twin_{name}", part(options))

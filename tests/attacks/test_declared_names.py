@@ -188,9 +188,10 @@ def test_a_private_training_takes_declared_classes_and_no_categories_from_rows(t
     table.write_text("\n".join(rows) + "\n")
     call = ["train", table, "--client", "who", "--column", "illness", "--rounds", 1, "--cohort", 4, "--model", "linear"]
     private = [*call, "--epsilon", 8, "--delta", 1e-3, "--quiet"]
-    assert "the classes of 'illness' are inferred from the rows" in refused(2, *private, "--ignore", "ward")
-    assert "the categories of ward are inferred from the rows" in refused(2, *private, "--names", "flu,cold")
-    said = ok(*private, "--ignore", "ward", "--names", "flu,cold", "--out", tmp_path / "out", "--json")
+    assert "the classes of 'illness' are inferred from the rows" in refused(2, *private, "--features", "dose")
+    both = refused(2, *private, "--features", "dose,ward", "--names", "flu,cold")
+    assert "the categories of ward are inferred from the rows" in both
+    said = ok(*private, "--features", "dose", "--names", "flu,cold", "--out", tmp_path / "out", "--json")
     everything = said.encode() + b"".join(p.read_bytes() for p in (tmp_path / "out").rglob("*") if p.is_file())
     assert b"rare-disease" not in everything
     plain = fedscape(*call, "--names", "flu,cold")
@@ -198,3 +199,19 @@ def test_a_private_training_takes_declared_classes_and_no_categories_from_rows(t
     assert "none of the classes in --names, or found, occurs in 'illness': 'mumps'" in refused(
         2, *call, "--names", "mumps"
     )
+
+
+def test_one_row_does_not_choose_the_columns_of_a_private_model(tmp_path):
+    """A column with one value in all rows is left out: a single other value changed the shape of the model."""
+    from shell import ok, refused
+
+    lines = [f"{i % 12},{i % 7},{(3 * i) % 5},9,{'ab'[i % 2]}" for i in range(240)]
+    shapes, how = [], ["--client", "who", "--column", "sick", "--rounds", 1, "--cohort", 0, "--model", "linear"]
+    for number, last in enumerate(("11,3,1,9,a", "11,3,1,8,a")):
+        table, out = tmp_path / f"{number}.csv", tmp_path / f"run{number}"
+        table.write_text("\n".join(["who,dose,age,score,sick", *lines, last]) + "\n")
+        private = ["train", table, *how, "--epsilon", 8, "--delta", 1e-3, "--names", "a,b", "--quiet"]
+        assert "name them, as with --features dose,age" in refused(2, *private)
+        ok(*private, "--features", "dose,age", "--out", out)
+        shapes.append((out / "model.safetensors").stat().st_size)
+    assert shapes[0] == shapes[1]

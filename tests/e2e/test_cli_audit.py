@@ -22,7 +22,7 @@ def test_audit_of_a_histogram_says_bound_claim_verdict_and_power(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "what", ["moments", "kmeans", "mixture", "sketch", "fedavg", "quantiles", "heavy-hitters", "trees", "glm"]
+    "what", ["moments", "kmeans", "mixture", "sketch", "fedavg", "quantiles", "heavy-hitters", "trees", "glm", "twin"]
 )
 def test_every_named_path_is_audited_and_claims_what_was_asked(what):
     about = json.loads(ok("audit", what, *QUICK, "--json"))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from shell import fedscape, ok, refused
 
-CALL = ("--client", "person", "--column", "sick", "--epsilon", 60, "--find", 0.5)
+CALL = ("--client", "person", "--column", "sick", "--features", "age,ward", "--epsilon", 60, "--find", 0.5)
 
 
 @pytest.fixture(scope="module")
@@ -85,5 +85,5 @@ def test_a_study_counts_names_that_it_found(clinic, tmp_path):
     ],
 )
 def test_refusals_are_a_line(how, message, clinic):
-    call = ("train", clinic, "--client", "person", "--column", "sick", "--epsilon", 8)
+    call = ("train", clinic, "--client", "person", "--column", "sick", "--epsilon", 8, "--features", "age,ward")
     assert message in refused(2, *call, *how)

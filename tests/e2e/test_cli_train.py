@@ -222,7 +222,7 @@ def test_a_training_that_ends_far_worse_than_guessing_says_so_in_one_line(tmp_pa
     rows = [f"{i % 12},{a:.3f},{b:.3f},{c:.3f},{int(a + b > 0) ^ int(i % 5 == 0)}" for i, (a, b, c) in enumerate(x)]
     (tmp_path / "t.csv").write_text("site,a,b,c,y\n" + "\n".join(rows) + "\n")
     how = ("train", tmp_path / "t.csv", "--client", "site", "--model", "linear", "--cohort", 0, "--rounds", 6)
-    noisy = fedscape(*how, "--epsilon", 0.01, "--names", "0,1", "--json")
+    noisy = fedscape(*how, "--epsilon", 0.01, "--names", "0,1", "--features", "a,b,c", "--json")
     assert noisy.returncode == 0
     assert json.loads(noisy.stdout)["worse_than_guessing"] is True
     (line,) = [text for text in noisy.stderr.splitlines() if "diverged" in text]

@@ -15,7 +15,10 @@ from fedscape.errors import DataError, plural, require
 if TYPE_CHECKING:
     from fedscape import Computation, Federation, Privacy, Sampler
 
-KINDS = ("histogram", "moments", "kmeans", "mixture", "sketch", "fedavg", "quantiles", "heavy-hitters", "trees", "glm")
+KINDS = (
+    "histogram", "moments", "kmeans", "mixture", "sketch", "fedavg", "quantiles", "heavy-hitters", "trees", "glm",
+    "twin",
+)  # fmt: skip
 _CATEGORIES = ("histogram", "mixture", "heavy-hitters")  # kinds that look at a column of categories, by default y
 
 
@@ -84,6 +87,8 @@ def _computation(
     if what == "fedavg":
         require("torch", extra="learn")
     column = column or ("y" if what in _CATEGORIES else "x")
+    if what == "twin":
+        return _twin(data, client, clients, seed)
     if data is not None:
         federation = fs.datasets.read(data, client=client)
     else:
@@ -113,6 +118,21 @@ def _computation(
     if what in ("trees", "glm"):
         return _tabular(what, federation, column)
     return _network(federation, column)
+
+
+def _twin(data: str | None, client: str | None, clients: int, seed: int) -> tuple[Computation, Federation]:
+    """A round of the twin's fit, on a log of devices or on devices that are there twice a day."""
+    import numpy as np
+
+    from fedscape.cli.plan import read_events
+    from fedscape.twin import DevicePopulation, sessions
+
+    if data is not None:
+        log, tick = read_events(data, client)
+        return DevicePopulation(2, tick=tick), log
+    start = np.random.default_rng(seed).uniform(0, 4e4, (clients, 1)) + 43_200 * np.arange(6)
+    device, begin = np.repeat(np.arange(clients), 6), start.ravel()
+    return DevicePopulation(2, lengths=(0.5, 2.0), ages=(1.0,)), sessions(device, begin, begin + 600, window=(0.0, 3e5))
 
 
 def _ends(federation: Federation, column: str) -> tuple[float, float]:

@@ -64,14 +64,15 @@ def plan(
     free(out, force)
     check_json(out)
     protocols = candidates(whole_numbers(sizes, "sizes"), _deadlines(deadlines))
-    twin = _twin(events, device, kinds, seed)
+    twin, log = _twin(events, device, kinds, seed)
     if out is not None:
         twin.save(out)
     fed, reading, lines = read_rows(source, client=client, features=features, target=target, overrules=overrules())
     learners, held_out, inputs, more = split_rows(
         fed, reading, target=target, fill=None, standardise=standardise, shape=None, test=test, seed=seed, client=client
     )
-    say_lines([*lines, *more], quiet)
+    own, remark = _own_devices(log, learners)
+    say_lines([*lines, *more, remark], quiet)
     network, _ = network_of(model, learners, inputs, seed)
     local = LocalSGD(
         network,
@@ -86,7 +87,8 @@ def plan(
     n = len(learners)
 
     def devices(number: int) -> Any:
-        drawn = twin.sample(n, Key(number, purpose="plan"))
+        key = Key(number, purpose="plan")
+        drawn = twin.sample(n, key) if own is None else twin.sample_like(own, key)
         if "work" in twin.arrays:
             return drawn
         speed = seconds * np.exp(spread * Key(number, purpose="speeds").generator().standard_normal(n))
@@ -105,16 +107,36 @@ def plan(
     show(answer.table(), json_, _for_people)
 
 
-def _twin(events: str, device: str | None, kinds: int, seed: int) -> Twin:
-    """The twin of a .json file, or one fitted to a log."""
+def _twin(events: str, device: str | None, kinds: int, seed: int) -> tuple[Twin, Federation | None]:
+    """The twin of a .json file, or one fitted to a log, and that log."""
     from fedscape.twin import fit, load
 
     if events.endswith(".json"):
-        return load(events)
+        return load(events), None
     log, tick = read_events(events, device)
     if len(log) < 2:
         raise DataError(f"--events has {plural(len(log), 'device')}, and one says nothing of others: name --device?")
-    return fit(log, n_kinds=kinds, tick=tick, seed=seed, n_init=2)
+    return fit(log, n_kinds=kinds, tick=tick, seed=seed, n_init=2), log
+
+
+def _own_devices(log: Federation | None, learners: Federation) -> tuple[Federation | None, str]:
+    """The log with one device for each client, without rows where it knows none; None where most are unknown."""
+    import numpy as np
+
+    from fedscape.core.federation import Federation
+
+    position = {str(name): i for i, name in enumerate(learners.ids)}
+    own = np.array([position.get(str(name), -1) for name in ([] if log is None else log.ids)], dtype=np.int64)
+    matched = int((own >= 0).sum())
+    if log is None or matched < 0.5 * len(learners):
+        return None, (
+            "devices are drawn from the twin, apart from the clients' rows: whether the model is worse for those left "
+            "out shows only where --events names the clients as devices"
+        )
+    rows = log.where(own[log.client_of_row] >= 0)
+    owner = learners.ids[own[rows.client_of_row]]
+    of_clients = Federation.from_arrays(dict(rows.columns), owner, ids=learners.ids)
+    return of_clients, f"{matched:,} of {plural(len(learners), 'client')} are devices of the log, and come as they did"
 
 
 def read_events(events: str, device: str | None) -> tuple[Federation, float]:

@@ -87,6 +87,16 @@ def only_classes(fed: Federation, target: str, class_names: Sequence[str]) -> tu
     return (named.where(named[target] >= 0) if others else named), remarks
 
 
+def check_named_features(fed: Federation, reading: Reading, target: str) -> None:
+    """Refuse private training on columns that were chosen by their values: one row can make a column a feature."""
+    if len([name for name in fed.columns if name != target]) > 1:
+        names = ",".join(f'"{name}"' if "," in name else name for name in reading.features)
+        raise DataError(
+            "which columns are features follows from the rows, which --epsilon does not cover: name them, as with "
+            f"--features {names or 'a,b'}"
+        )
+
+
 def check_declared_rows(fed: Federation, reading: Reading, target: str, *, classes: bool = True) -> None:
     """Refuse private training if classes or categories are inferred from the rows: that would leak about clients."""
     from fedscape.learning.fitting import feature_kinds

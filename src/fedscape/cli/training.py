@@ -13,6 +13,7 @@ from fedscape.cli.options import overrules, placing, say_revealed
 from fedscape.cli.results import directions_lines, finish, folder_for, say, say_worse, write
 from fedscape.cli.rows import (
     check_declared_rows,
+    check_named_features,
     inferred_kinds,
     named_rows,
     network_of,
@@ -115,6 +116,8 @@ def run(request: Request) -> None:
     fed, reading, lines = read_rows(
         request.source, client=request.client, features=request.features, target=request.target, overrules=over
     )
+    if private and request.features is None:
+        check_named_features(fed, reading, request.target)
     fed, left_out = named_rows(fed, request.target, request.names)
     lines += inferred_kinds(fed, reading, request.features, request.numeric) if private else []
     tabular = METHODS[method].family == "tabular"

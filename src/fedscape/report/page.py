@@ -125,10 +125,10 @@ def _lede(result: Result) -> str:
         else:
             advised = result["numbers"]["advised"] if "numbers" in result else result["learn"]["advised"]
             what = "federation" if advised == "local" else "personalisation"
-            question = f"Is {what} worth it?"
-            worth = first[question]["answer"] if question in first else ""  # not asked where no such method took part
-            words = {"not shown": f"; that {what} pays is not shown", "a little": f"; {what} pays a little", "": ""}
-            parts.append(f"Advice: {advice}{words.get(worth, f'; {what} is {worth}')}.")
+            words = {"not shown": f"that {what} pays is not shown", "a little": f"{what} pays a little"}
+            item = first.get(f"Is {what} worth it?")  # a few chosen methods do not always answer it
+            verdict = "" if item is None else "; " + words.get(item["answer"], f"{what} is {item['answer']}")
+            parts.append(f"Advice: {advice}{verdict}.")
     return " ".join(parts)
 
 

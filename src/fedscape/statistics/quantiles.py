@@ -29,7 +29,7 @@ class Quantiles(Estimator):
 
     A round counts the rows between cuts; the cuts of the next round lie in the cells where the quantiles are. The
     answer is the least value that at least this share of the rows does not exceed (NumPy's "inverted_cdf"). Missing
-    values (NaN) count nowhere.
+    values (NaN) count nowhere; of a column that is all missing the answer is NaN.
 
     Parameters
     ----------
@@ -83,11 +83,16 @@ class Quantiles(Estimator):
         self.seed = seed
 
     def start(self, seed: int) -> Arrays:
-        wanted = np.asarray(self.probabilities, dtype=float)
+        try:
+            wanted = np.asarray(self.probabilities, dtype=float)
+        except ValueError:
+            wanted = np.zeros(0)
         if wanted.ndim != 1 or not wanted.size or not ((wanted >= 0) & (wanted <= 1)).all():
             raise DataError(f"probabilities must be a list of shares from 0 to 1, not {self.probabilities!r}")
         if self.cells is not None:
             check_whole("cells", self.cells, least=2)
+        if self.resolution is not None and not 0 <= self.resolution < np.inf:
+            raise DataError(f"resolution must be at least 0, not {self.resolution!r}")
         if not 0 < self.share <= 1:
             raise DataError(f"share must be above 0 and at most 1, not {self.share!r}")
         nothing = self._stored(self._ends(0)[:, :1].repeat(len(wanted), axis=1))
@@ -138,6 +143,8 @@ class Quantiles(Estimator):
         pairs = np.atleast_2d(np.asarray(self.ranges, dtype=float))
         if pairs.ndim != 2 or pairs.shape[1] != 2 or not np.isfinite(pairs).all() or (pairs[:, 0] >= pairs[:, 1]).any():
             raise DataError(f"ranges must be pairs of a least and a greatest finite number, not {self.ranges!r}")
+        if not (np.abs(pairs) < 1e300).all():
+            raise DataError(f"ranges must lie within 1e300, not {self.ranges!r}: leave them out to search all numbers")
         if d and len(pairs) not in (1, d):
             raise DataError(f"there are {len(pairs)} ranges, but {d} features: give one pair, or one for each")
         return np.broadcast_to(pairs if d else pairs[:0], (d, 2))
@@ -173,6 +180,8 @@ class Quantiles(Estimator):
                 raise DataError(f"column {name!r} must hold numbers, not texts or {values.dtype}")
             parts.append(values.reshape(len(values), _width(values)).astype(np.float64, copy=False))
         x = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+        if not x.shape[1]:
+            raise DataError(f"column {', '.join(self._names())} holds no number a row, so it has no quantiles")
         low, high = self._intervals(state, x.shape[1])
         if not len(low) == len(high) == x.shape[1]:
             raise DataError(f"there are {x.shape[1]} features a row, the state has {len(low)}")
@@ -217,6 +226,8 @@ class Quantiles(Estimator):
         cut = floats(low) if self.ranges is None else (low + high) / 2
         clients = engine.clients
         flat = isinstance(clients, Federation) and isinstance(work.column, str) and clients[work.column].ndim == 1
+        if how.privacy is None and len(state["n_rows"]) == len(cut):
+            cut = np.where(state["n_rows"][:, None] > 0, cut, np.nan)  # of missing values alone nothing is known
         self.quantiles_ = cut[0] if flat else cut.T
         self.n_rows_ = state["n_rows"]
         self.rank_error_ = work._rank_error(engine, how, n, self.n_rows_)

@@ -16,6 +16,7 @@ from fedscape.types import Array
 if TYPE_CHECKING:
     from fedscape.core.engine import Engine
 
+_FURTHEST = 1e300
 _NORMAL = 1.3489795003921634  # between the quartiles of a normal law, in standard deviations
 
 
@@ -82,6 +83,8 @@ class Scaling(Estimator):
         work.history_ = self.history_
         work._fit(engine, None, how)
         quantiles = np.maximum.accumulate(np.reshape(work.quantiles_, (5, -1)), axis=0)
+        if how.privacy is None and (np.abs(quantiles) > _FURTHEST).any():
+            raise DataError(f"{work.column!r} holds too many infinite or huge values to have a scale: drop such rows")
         self.column_ = work.column
         self.low_, first, self.centre_, third, self.high_ = quantiles
         wide = (self.high_ - self.low_) / (2 * _NORMAL)  # where half of all rows are alike

@@ -23,6 +23,7 @@ _TEXT, _DIGITS = 24, 8  # bytes of a name that is a text, or a whole number
 _MOST = 3  # names that a client counts for in a round
 _SMALL = 1e-6  # numbers are searched for by their size, from this on
 _WIDEST = 50.0  # arsinh of a number of 2.6e15 in that unit
+_FURTHEST = 1e20  # to which numbers are cut: beyond what is searched, and far from what a float can hold
 _STEP = 0.125  # and how near: an eighth of a number's size
 _REACH = 4.0  # distances of the quartiles that the second search goes beyond them
 _CUT = (0.02, 0.98)
@@ -93,6 +94,7 @@ class Undeclared:
 
     def _scales(self, clients: Federation, privacy: Gaussian, how: Mapping[str, Any]) -> dict[str, Scale]:
         columns = {name: np.asarray(clients[name], dtype=np.float64) for name in self.numbers}
+        columns = {name: np.clip(values, -_FURTHEST, _FURTHEST) for name, values in columns.items()}
 
         def of(values: Mapping[str, Array]) -> Federation:
             return Federation(dict(values), clients.offsets, clients.ids)

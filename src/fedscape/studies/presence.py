@@ -161,6 +161,6 @@ def _tested(log: Log, seed: int) -> dict[str, Any] | None:
     train, test = some.split_clients(test=0.5, seed=seed)
     begin, end = float(some["start"].min()), float(some["end"].max())
     drawn = fitted_twin(train, log.tick, seed).sample(2 * len(test), Key(seed)).sessions(begin, end)
-    compared = fidelity(test, drawn, draws=199, seed=seed)
+    compared = fidelity(test, drawn, fitted_to=len(train), draws=199, seed=seed)
     worst = min(ASPECTS, key=lambda aspect: float(getattr(compared, aspect).p))
     return {"fitted": len(train), "tested": len(test), "p": compared.p, "worst": worst}

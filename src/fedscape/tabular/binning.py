@@ -44,6 +44,8 @@ def column_values(clients: Federation, features: str | Sequence[str]) -> Array:
         if name in clients.names and values.ndim == 1:
             rows = np.where(rows < 0, np.nan, rows)
         parts.append(rows)
+    if not sum(rows.shape[1] for rows in parts):
+        raise DataError(f"the features {', '.join(names) or '(none)'} hold no number a row: name others")
     return np.ascontiguousarray(parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1))
 
 

@@ -16,6 +16,7 @@ from fedscape.core.validate import check_whole, column_names
 from fedscape.errors import DataError, PrivacyError
 from fedscape.statistics.quantiles import Quantiles
 from fedscape.tabular.binning import MOST, column_values
+from fedscape.tabular.design import range_of
 from fedscape.tabular.estimator import TableEstimator
 from fedscape.tabular.forest import Forest
 from fedscape.tabular.growing import TreeRounds
@@ -244,7 +245,7 @@ class BoostedTrees(TableEstimator):
         return declared_schema(names, self.target, self.loss, self.categories)
 
     def _ends(self, name: str, private: bool, classes: int) -> tuple[float, float] | None:
-        pair = (self.ranges or {}).get(name)
+        pair = range_of(self.ranges, name)
         if pair is None:
             if private and not classes:
                 raise PrivacyError(f"a private fit needs ranges={{column: (least, greatest)}}, also for {name!r}")
@@ -268,7 +269,7 @@ class BoostedTrees(TableEstimator):
         schema = schema.with_numbers(work.quantiles_.shape[1])
         edges = np.zeros((sum(schema.widths), self.bins - 1))
         where = np.repeat([not own for own in schema.listed], schema.widths)
-        edges[where] = np.maximum.accumulate(work.quantiles_.T, axis=1)
+        edges[where] = np.maximum.accumulate(np.nan_to_num(work.quantiles_.T), axis=1)  # finite, as a file needs them
         return edges, schema
 
     def _directions(self, schema: Schema) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ from fedscape.core.validate import all_valid, check_finite, valid_numbers
 from fedscape.errors import DataError
 from fedscape.tabular.estimator import feature_names
 from fedscape.tabular.families import Family
+from fedscape.tabular.losses import FAR
 from fedscape.types import Array
 
 Ranges = Mapping[str, Sequence[float]]
@@ -84,7 +85,7 @@ class Columns(NamedTuple):
 
     def ends(self, name: str) -> tuple[float, float]:
         """The declared range of a column."""
-        pair = (self.ranges or {}).get(name)
+        pair = range_of(self.ranges, name)
         if pair is None:
             raise DataError(f"ranges must name every feature, and {name!r} is not among them")
         low, high = (float(v) for v in pair)
@@ -95,8 +96,10 @@ class Columns(NamedTuple):
     def valid_rows(self, clients: Federation, family: Family) -> Array | None:
         """Which rows have all numbers, and a target in the support of the family."""
         extra = [name for name in (self.offset, self.weights) if name is not None]
-        masks = [valid_numbers(clients[name]) for name in (*self.features, self.target, *extra)]
+        names = (*self.features, self.target, *extra)
+        masks = [valid_numbers(clients[name]) for name in names]
         with np.errstate(invalid="ignore"):
+            masks += [np.abs(clients[name]) < FAR for name in names if not self._bounded(name)]
             masks.append(family.valid(np.asarray(clients[self.target], dtype=float)))
             if self.weights is not None:
                 masks.append(np.asarray(clients[self.weights] >= 0))
@@ -114,11 +117,31 @@ class Columns(NamedTuple):
         low, high = np.array([self.ends(name) for name in self.features], dtype=float).reshape(-1, 2).T
         return np.repeat((low + high) / 2, widths), np.repeat((high - low) / 2, widths)
 
-    @staticmethod
-    def _numbers(clients: Federation, name: str) -> Array:
+    def _bounded(self, name: str) -> bool:
+        return self.ranges is not None and name in self.ranges
+
+    def _numbers(self, clients: Federation, name: str) -> Array:
         if name in clients.names and clients[name].ndim == 1:
             raise DataError(f"the column {name!r} holds texts, not numbers: make indicator columns of it")
-        return check_finite(clients[name], name)
+        values = check_finite(clients[name], name)
+        if not self._bounded(name) and (far := np.abs(values) >= FAR).any():
+            row = int(np.argwhere(far)[0, 0])
+            raise DataError(
+                f"column {name!r} holds {values[far][0]:g} in row {row:,}, too large to be squared: drop such rows, or "
+                "take another unit"
+            )
+        return values
+
+
+def range_of(ranges: Ranges | None, name: str) -> Sequence[float] | None:
+    """The declared range of a column, None where it has none.
+
+    >>> range_of({"age": (0, 120)}, "age"), range_of(None, "age")
+    ((0, 120), None)
+    """
+    if ranges is not None and not isinstance(ranges, Mapping):
+        raise DataError(f"ranges must be a dictionary {{column: (least, greatest)}}, not {ranges!r}")
+    return (ranges or {}).get(name)
 
 
 def solve(information: Array, score: Array) -> Array:

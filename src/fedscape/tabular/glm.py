@@ -292,6 +292,8 @@ class GLM(TableEstimator):
             work, engine, how.phase(".errors"), n_rounds=1, state={"coefficients": state["coefficients"]}, measure=0
         )
         p, n, groups = len(state["coefficients"]), float(about["rows"]), float(about["groups"])
+        if not np.trace(about["information"]) > 0:
+            raise DataError("all weights are 0, so that no row says anything of the coefficients")
         self.n_rows_ = int(n)
         spread = self._target_unit().spread
         self.deviance_, self.pearson_ = float(about["deviance"]) * spread, float(about["pearson"]) * spread
@@ -310,7 +312,8 @@ class GLM(TableEstimator):
         from scipy.special import ndtr
 
         own = np.append(self.coefficients_, [self.intercept_] * self.intercept)
-        self.z_values_ = own / self.standard_errors_
+        with np.errstate(divide="ignore", invalid="ignore"):  # a target that the features give has no error
+            self.z_values_ = own / self.standard_errors_
         self.p_values_ = 2 * ndtr(-np.abs(self.z_values_))
 
     def predict(self, x: npt.ArrayLike, *, offset: npt.ArrayLike = 0.0) -> Array:

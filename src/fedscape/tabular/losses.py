@@ -12,6 +12,7 @@ LOSSES = ("squared", "logistic", "softmax", "poisson")
 GRID = 2.0**-24  # of gradients, in units of the loss: float64 adds its multiples exactly up to 2**29
 _MOST = 2.0**14  # largest gradient, in units
 _FAR = 30.0
+FAR = 1e100  # targets from here on have sums of squares that floats do not hold
 
 
 def check_loss(loss: str) -> None:
@@ -97,7 +98,7 @@ def target_values(clients: Federation, target: str, loss: str, outputs: int) -> 
         raise DataError(f"the target {target!r} must be one number or class per row, not {values.dtype}")
     if valid is not None and not valid.all():
         row = int(np.argmin(valid))
-        what = {"poisson": "a count", "squared": "a number"}.get(loss, "a declared class")
+        what = {"poisson": "a count", "squared": "a number below 1e100"}.get(loss, "a declared class")
         raise DataError(f"the target {target!r} is {values[row]} in row {row:,}, which is not {what}: drop such rows")
     return values.astype(np.float64)
 
@@ -108,5 +109,5 @@ def valid_targets(values: Array, loss: str, outputs: int) -> Array | None:
         return None
     y = values.astype(np.float64)
     if loss in ("squared", "poisson"):
-        return np.asarray(np.isfinite(y) & ((y >= 0) | (loss == "squared")))
+        return np.asarray((np.abs(y) < FAR) & ((y >= 0) | (loss == "squared")))
     return np.asarray((y >= 0) & (y < max(outputs, 2)) & (y == np.floor(y)))

@@ -72,9 +72,7 @@ def participation(
     >>> [round(part.ratio, 2) for part in participation(table, [0, 0, 0, 1])]
     [1.0, 1.0]
     """
-    codes, used = np.asarray(kinds), timetable.used.astype(float)
-    if codes.shape != used.shape:
-        raise DataError(f"kinds must be one for each of the {len(used):,} devices, not of shape {codes.shape}")
+    codes, used = _codes(kinds, timetable), timetable.used.astype(float)
     values = np.full(len(used), np.nan) if metric is None else np.asarray(metric, dtype=float)
     known, z = np.isfinite(values), float(ndtri(1 - 0.025 / comparisons))
     rows = []
@@ -91,6 +89,17 @@ def participation(
             )
         )  # fmt: skip
     return rows
+
+
+def _codes(kinds: npt.ArrayLike, timetable: Timetable) -> Array:
+    """The kind of each device of the timetable, as a whole number."""
+    codes = np.asarray(kinds)
+    if codes.shape != timetable.used.shape or codes.dtype.kind not in "biu":
+        raise DataError(
+            f"kinds must be whole numbers, one for each of the {len(timetable.used):,} devices, not {codes.dtype} of "
+            f"shape {codes.shape}"
+        )
+    return codes.astype(np.int64)
 
 
 def _share(used: Array, inside: Array, z: float) -> tuple[float, float, float]:
@@ -140,7 +149,10 @@ class Probabilities:
 
     def weights(self, shares: npt.ArrayLike) -> Array:
         """The weight of clients whose kinds have these probabilities [clients, kinds]: each can compute its own."""
-        return np.asarray(np.minimum(1 / np.maximum(np.asarray(shares) @ self.chance, 1e-12), self.most))
+        of_kind = np.asarray(shares)
+        if of_kind.ndim != 2 or of_kind.shape[1] != len(self.chance):
+            raise DataError(f"shares must be [clients, {len(self.chance)} kinds], not of shape {of_kind.shape}")
+        return np.asarray(np.minimum(1 / np.maximum(of_kind @ self.chance, 1e-12), self.most))
 
     def effective(self, shares: npt.ArrayLike, timetable: Timetable) -> float:
         """Kish's effective share of reports: what the weights leave of them, 1 if they are all alike."""
@@ -168,8 +180,12 @@ def chances(
     >>> chances(schedule(always(4), Synchronous(4), days=1, n_updates=3), [0, 0, 0, 1]).chance.tolist()
     [1.0, 1.0]
     """
-    codes, used = np.asarray(kinds, dtype=np.int64), timetable.used.astype(float)
+    codes, used = _codes(kinds, timetable), timetable.used.astype(float)
     number = int(codes.max(initial=-1)) + 1 if n_kinds is None else n_kinds
+    if codes.min(initial=0) < 0 or codes.max(initial=-1) >= number:
+        raise DataError(f"kinds must be codes from 0 on, below n_kinds, not {codes.min()} to {codes.max()}")
+    if not most >= 1:
+        raise DataError(f"most must be at least 1, not {most}")
     devices = np.bincount(codes, minlength=number)
     if not used.any():
         raise DataError("nobody took part in this timetable, so that nothing is known of chances: run more days")

@@ -11,8 +11,10 @@ import numpy as np
 from fedscape.core.arrays import offsets_of
 from fedscape.core.federation import Federation
 from fedscape.core.random import Key
+from fedscape.core.validate import check_whole
 from fedscape.errors import DataError
 from fedscape.simulate.fidelity import Measure
+from fedscape.twin.dates import shown
 from fedscape.twin.events import HOUR, checked
 from fedscape.twin.model import Twin
 from fedscape.types import Array
@@ -53,7 +55,13 @@ class TwinFidelity:
 
 
 def fidelity(
-    true: Federation, simulated: Federation, *, draws: int = 400, most: int = 5000, seed: int = 0
+    true: Federation,
+    simulated: Federation,
+    *,
+    fitted_to: int | None = None,
+    draws: int = 400,
+    most: int = 5000,
+    seed: int = 0,
 ) -> TwinFidelity:
     """Compare the logs of true and simulated devices, which lie in the same time.
 
@@ -65,6 +73,10 @@ def fidelity(
     ----------
     true, simulated
         Events; the simulated ones of `Devices.sessions` over the whole time of the true ones.
+    fitted_to
+        How many devices the twin was fitted to that simulated. Its laws are as wrong as so few devices make them, and
+        what is found by chance is widened accordingly: as if each law had been taken from these devices as it stands.
+        None takes the simulated law as exact.
     draws
         Permutations, and bootstrap draws for the intervals.
     most
@@ -78,15 +90,41 @@ def fidelity(
     """
     rng = Key(seed, purpose="twin fidelity").generator()
     logs = [_some(checked(log), most, rng) for log in (true, simulated)]
+    check_whole("draws", draws, least=1)
     if min(len(log) for log in logs) < 20:
         raise DataError(f"fidelity compares laws and needs 20 devices of each, got {len(true)} and {len(simulated)}")
     if logs[1]["watch"].sum() == len(logs[1]):  # one span each
+        _check_same_time(*logs)
         logs[1] = observed_like(logs[1], logs[0], rng)
+    if (logs[0]["watch"] == 1).all():
+        raise DataError("the true log has no session: there is nothing to compare with")
     a, b = (features(log) for log in logs)
-    measures = {}
+    measures, wider = {}, _wider(len(logs[0]), len(logs[1]), fitted_to)
     for name, statistic in STATISTICS.items():
-        measures[name] = _tested(a[name], b[name], statistic, rng, draws)
+        measures[name] = _tested(a[name], b[name], statistic, rng, draws, wider)
     return TwinFidelity(**measures)
+
+
+def _wider(true: int, simulated: int, fitted_to: int | None) -> float:
+    """How much larger differences by chance are with the error of a fit in them: every statistic is one of degree 1.
+
+    >>> _wider(100, 100, 50), _wider(100, 100, None)
+    (1.4142135623730951, 1.0)
+    """
+    if fitted_to is None:
+        return 1.0
+    check_whole("fitted_to", fitted_to, least=1)
+    return float(np.sqrt(1 + (1 / fitted_to) / (1 / true + 1 / simulated)))
+
+
+def _check_same_time(true: Federation, simulated: Federation) -> None:
+    """Refuse a simulated log that begins after, or ends before, the half of the time that the true one has."""
+    (a, b), (c, d) = ((float(log["start"].min()), float(log["end"].max())) for log in (true, simulated))
+    if min(b, d) - max(a, c) < 0.5 * (b - a):
+        raise DataError(
+            f"the two logs must lie in the same time, not {shown(a)} to {shown(b)} and {shown(c)} to {shown(d)}: "
+            "simulate with sessions(begin, end) of the true one"
+        )
 
 
 def _some(log: Federation, most: int, rng: np.random.Generator) -> Federation:
@@ -191,13 +229,13 @@ STATISTICS: dict[str, Statistic] = {
 }
 
 
-def _tested(a: Array, b: Array, statistic: Statistic, rng: np.random.Generator, draws: int) -> Measure:
+def _tested(a: Array, b: Array, statistic: Statistic, rng: np.random.Generator, draws: int, wider: float) -> Measure:
     """The statistic of two sums over devices; a reflected bootstrap interval, mean and tail under permutations."""
     both = np.concatenate((a, b))
     value = float(statistic(a.sum(axis=0), b.sum(axis=0)))
     order = rng.permuted(np.tile(np.arange(len(both)) < len(a), (draws, 1)), axis=1).astype(float)
     first = order @ both
-    null = statistic(first, both.sum(axis=0) - first)
+    null = wider * statistic(first, both.sum(axis=0) - first)
     again = [rng.multinomial(len(x), np.full(len(x), 1 / len(x)), size=draws) @ x for x in (a, b)]
     low, high = np.quantile(statistic(again[0], again[1]), [0.025, 0.975])
     p = float((1 + (null >= value - 1e-12).sum()) / (draws + 1))
@@ -230,6 +268,8 @@ def resampled(log: Federation, key: Key) -> Federation:
     >>> len(resampled(sessions(["a", "b"], [0.0, 5.0], [3.0, 8.0]), Key(1)))
     2
     """
+    if not len(log):
+        raise DataError("there are no devices to draw from")
     at = np.sort(key.generator().integers(0, len(log), len(log)))
     rows = np.concatenate([np.arange(log.offsets[i], log.offsets[i + 1]) for i in at])
     columns = {name: values[rows] for name, values in log.columns.items()}
@@ -260,8 +300,11 @@ def foretell(
     ['arrivals by hour', 'available by hour', 'lengths', 'returns']
     """
     log = checked(log)
-    begin, end = float(log["start"].min()), float(log["end"].max())
     twins = [twin] if isinstance(twin, Twin) else list(twin)
+    check_whole("draws", draws, least=1)
+    if not twins or not log.n_rows or not 0 < level < 1:
+        raise DataError(f"foretell needs a twin, a log and a level between 0 and 1, not {len(twins)} twins and {level}")
+    begin, end = float(log["start"].min()), float(log["end"].max())
     rows: dict[str, list[Array]] = {}
     for draw in range(draws):
         key = Key(seed, draw, "foretell")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,15 +9,16 @@ import numpy as np
 import numpy.typing as npt
 
 from fedscape.core.federation import Federation
-from fedscape.errors import DataError, plural
+from fedscape.errors import DataError
+from fedscape.twin.dates import FAR, MONDAY, seconds, shown
 from fedscape.types import Array
 
-MONDAY = np.datetime64("1970-01-05T00:00:00", "ms")
-HOUR, DAY, WEEK = 3600.0, 86400.0, 604800.0
-FAR = 1e11  # seconds, three thousand years: no time lies beyond
+HOUR, DAY = 3600.0, 86400.0
 #: What a session may also say: seconds of work, units of that work, bytes moved, seconds that took, whether it ended
-#: well (1 or 0), and the kind of the device's data (a code, the same in all its rows). NaN or -1 where unknown.
+#: well (1 or 0), and the kind of the device's data (a code, the same in all its rows). Unknown is NaN or -1; of the
+#: first four also 0.
 OPTIONAL = ("work", "units", "bytes", "transfer", "finished", "data")
+MOST_KINDS = 1000  # of data: codes of kinds are small numbers
 
 
 def sessions(
@@ -53,8 +53,8 @@ def sessions(
     """
     begin, finish = seconds(start, "start"), seconds(end, "end")
     who = np.asarray(clients)
-    if not len(who) == len(begin) == len(finish):
-        raise DataError(f"clients, start and end must be equally long, not {len(who)}, {len(begin)}, {len(finish)}")
+    if who.ndim != 1 or not len(who) == len(begin) == len(finish):
+        raise DataError(f"clients, start and end must be equally long, not {who.size}, {len(begin)}, {len(finish)}")
     if window is None and not len(begin):
         raise DataError("there is no session, so the time that was observed must be given: window=(from, to)")
     if (finish < begin).any():
@@ -62,10 +62,11 @@ def sessions(
         raise DataError(
             f"a session must end after it starts: that of device {who[row]!s} at {shown(begin[row])} does not"
         )
-    span = (begin.min(), finish.max()) if window is None else tuple(float(seconds([w], "window")[0]) for w in window)
+    span = (begin.min(), finish.max()) if window is None else _window(window)
     if not span[0] < span[1]:
         raise DataError(f"window must end after it begins, not {span[0]:g} to {span[1]:g} seconds")
     everyone = np.unique(who) if ids is None else np.asarray(ids)
+    who = who if len(who) else everyone[:0]
     watched = np.full(len(everyone), 1, dtype=np.int8)
     extra = {name: np.asarray(values) for name, values in (columns or {}).items()}
     _check_columns(extra, len(begin))
@@ -79,7 +80,12 @@ def sessions(
         kind = np.int64 if values.dtype.kind in "iub" else np.float64
         rows[name] = np.concatenate((np.full(len(everyone), unknown, dtype=kind), values.astype(kind)))
     owner = np.concatenate((everyone, who))
-    inside = np.concatenate((np.ones(len(everyone), dtype=bool), (finish > span[0]) & (begin < span[1])))
+    within = (finish > span[0]) & (begin < span[1])
+    if ids is None and len(begin) and not within.any():  # a device alone may have none in its window, and names itself
+        raise DataError(
+            f"no session lies in the window from {shown(span[0])} to {shown(span[1])}: is its clock another?"
+        )
+    inside = np.concatenate((np.ones(len(everyone), dtype=bool), within))
     rows = {name: values[inside] for name, values in rows.items()}
     return checked(Federation.from_arrays(rows, owner[inside], ids=everyone))
 
@@ -92,9 +98,11 @@ def from_table(available: npt.ArrayLike, *, step_minutes: float = 30.0, start: s
     [(1, 0.0, 4.0), (0, 1.0, 3.0), (1, 5.0, 6.0)]
     """
     table = np.asarray(available)
-    if table.ndim != 2 or not np.isin(table, (-1, 0, 1)).all():
+    if table.ndim != 2 or table.dtype.kind not in "biuf" or not np.isin(table, (-1, 0, 1)).all():
         raise DataError(f"a table of slots must hold 1, 0 or -1, [devices, slots], not the shape {table.shape}")
-    origin, step = float(seconds([np.datetime64(start)], "start")[0]), 60.0 * step_minutes
+    origin, step = float(seconds([start], "start")[0]), 60.0 * step_minutes
+    if not 0 < step < FAR:
+        raise DataError(f"step_minutes must be above 0, not {step_minutes}")
     rows = [_runs(table >= 0), _runs(table == 1)]
     owner, begin, end = (np.concatenate([part[i] for part in rows]) for i in range(3))
     watch = np.repeat(np.array([1, 0], dtype=np.int8), [len(part[0]) for part in rows])
@@ -129,10 +137,15 @@ def from_check_ins(
     ([-1.0, 0.0, 9000.0], [9999.0, 660.0, 9060.0])
     """
     who, when = np.asarray(clients), seconds(times, "times")
+    who = who if who.size else np.zeros(0, dtype=np.int64)
     if len(who) != len(when):
         raise DataError(f"clients and times must be equally long, not {len(who)} and {len(when)}")
-    if not 0 < least_minutes <= gap_minutes:
-        raise DataError(f"least_minutes must be above 0 and at most gap_minutes, not {least_minutes}")
+    if not 0 < least_minutes <= gap_minutes < np.inf:
+        raise DataError(
+            f"least_minutes must be above 0 and at most gap_minutes, not {least_minutes:g} beside {gap_minutes:g}"
+        )
+    if who.dtype.kind not in "iuU":
+        raise DataError(f"clients must be whole numbers or texts, not {who.dtype}")
     names, code = np.unique(who, return_inverse=True)
     order = np.lexsort((when, code))
     code, when = code[order], when[order]
@@ -229,19 +242,34 @@ def events_of(table: Federation) -> tuple[Federation, float]:
         columns = [n for n in ("start", "end", "watch", *OPTIONAL) if n in table]
         return checked(table.select(columns)), 0.0
     if "available" in table and "time" in table:
-        slots = int(table.sizes.max(initial=0))
-        if slots < 2 or (table.sizes != slots).any():
-            raise DataError("slots need the same number of rows, by time, for every device")
-        when = seconds(table["time"], "time")
-        step, begin = float(when[1] - when[0]), (MONDAY + np.timedelta64(round(1000 * float(when[0])), "ms"))
-        states = table["available"].reshape(len(table), slots)
-        return from_table(states, step_minutes=step / 60, start=str(begin)), step
+        return _slots(table)
     if "time" in table:
         return from_check_ins(table.ids[table.client_of_row], table["time"], ids=table.ids), 0.0
     raise DataError(
         f"a log of devices has the columns start and end, or available and time, or time; this one has "
         f"{', '.join(table.columns)}"
     )
+
+
+def _slots(table: Federation) -> tuple[Federation, float]:
+    """Events of slots, and how long a slot is: all devices have the same ones, evenly apart."""
+    slots = int(table.sizes.max(initial=0))
+    if slots < 2 or (table.sizes != slots).any():
+        raise DataError("slots need the same number of rows, by time, for every device")
+    when = seconds(table["time"], "time").reshape(len(table), slots)
+    steps = np.diff(when[0])
+    if not steps[0] > 0 or (np.abs(steps - steps[0]) > 1e-3).any() or (when != when[0]).any():
+        raise DataError("slots must be evenly apart, in order of time, and the same for every device")
+    begin = MONDAY + np.timedelta64(round(1000 * float(when[0, 0])), "ms")
+    states = table["available"].reshape(len(table), slots)
+    return from_table(states, step_minutes=float(steps[0]) / 60, start=str(begin)), float(steps[0])
+
+
+def _window(window: tuple[Any, Any]) -> tuple[float, float]:
+    if len(window) != 2:
+        raise DataError(f"window must be two times, from and to, not {len(window)}")
+    begin, end = (float(seconds([time], "window")[0]) for time in window)
+    return begin, end
 
 
 def _outside(log: Federation) -> Array:
@@ -280,19 +308,27 @@ def _check_columns(columns: Mapping[str, Array], rows: int) -> None:
             raise DataError(f"sessions have no column {name!r}: they may have {', '.join(OPTIONAL)}")
         if len(values) != rows:
             raise DataError(f"the column {name!r} has {len(values):,} rows, there are {rows:,} sessions")
+        if values.ndim != 1 or values.dtype.kind not in "biuf":
+            raise DataError(f"the column {name!r} must hold a number a session, not {values.dtype}")
+        wanted, good = _wanted(name, values)
+        if not good.all():
+            row = int(np.flatnonzero(~good)[0])
+            raise DataError(
+                f"the column {name!r} must hold {wanted}; NaN or -1 where unknown; row {row:,} has {values[row]:g}"
+            )
     if ("bytes" in columns) != ("transfer" in columns):
         raise DataError("bandwidth needs both columns, 'bytes' and 'transfer' (seconds): give both or none")
 
 
-def shown(seconds: float) -> str:
-    """A time as a date, or as seconds where these are small numbers.
-
-    >>> shown(3600.0), shown(1.7e9)
-    ('3600 s', '2023-11-18T22:13')
-    """
-    if abs(seconds) < 1e8:
-        return f"{seconds:g} s"
-    return str((MONDAY + np.timedelta64(round(1000 * float(seconds)), "ms")).astype("datetime64[m]"))
+def _wanted(name: str, values: Array) -> tuple[str, Array]:
+    """What an optional column may hold, and where it does."""
+    unknown = np.isnan(values) | (values == -1)
+    if name == "finished":
+        return "1 or 0", unknown | np.isin(values, (0, 1))
+    if name == "data":
+        code = (values >= 0) & (values < MOST_KINDS) & (np.floor(values) == values)
+        return f"codes from 0 to {MOST_KINDS - 1}", unknown | code
+    return "finite numbers of at least 0", unknown | ((values >= 0) & (values < np.inf))
 
 
 def _runs(where: Array) -> tuple[Array, Array, Array]:
@@ -301,53 +337,3 @@ def _runs(where: Array) -> tuple[Array, Array, Array]:
     change = np.diff(padded, axis=1)
     owner, begin = np.nonzero(change == 1)
     return owner, begin, np.nonzero(change == -1)[1]
-
-
-def seconds(times: npt.ArrayLike, name: str = "time") -> Array:
-    """Dates as seconds since a Monday at midnight; numbers stay.
-
-    >>> seconds([np.datetime64("1970-01-06T00:00")]).tolist()
-    [86400.0]
-    """
-    values = np.asarray(times)
-    if values.dtype.kind == "U":
-        values = _dates(values, name)
-    if values.dtype.kind == "M":
-        out = (values.astype("datetime64[ms]") - MONDAY) / np.timedelta64(1, "ms") / 1000.0
-    elif values.dtype.kind in "iuf":
-        out = values.astype(np.float64)
-    else:
-        raise DataError(f"{name} must hold dates or seconds, not {values.dtype}")
-    if not np.isfinite(out).all():
-        raise DataError(f"{name} has {plural(int((~np.isfinite(out)).sum()), 'missing value')}: drop those sessions")
-    if (far := np.abs(out) >= FAR).any():
-        raise DataError(f"{name} has {out[far][0]:g}, no time in seconds: write dates, or seconds since a Monday")
-    return np.asarray(out)
-
-
-_ZONE = re.compile(r"(Z|[+-]\d{2}:?\d{2})$")
-_DOTTED = re.compile(r"(\d{1,2})\.(\d{1,2})\.(\d{4})(.*)")
-
-
-def _dates(texts: Array, name: str) -> Array:
-    """Texts as dates, 2024-01-31 07:30 or 31.1.2024 07:30; a time zone at the end is taken off to UTC."""
-    unique, code = np.unique(texts, return_inverse=True)
-    times = np.empty(len(unique), dtype="datetime64[ms]")
-    zoned = 0
-    for i, text in enumerate(unique.tolist()):
-        date, shift = text.strip(), np.timedelta64(0, "m")
-        if (zone := _ZONE.search(date)) and len(date) > 10:
-            zoned += 1
-            date, sign = date[: zone.start()].strip(), zone.group(1)
-            if sign != "Z":
-                digits = sign[1:].replace(":", "")
-                shift = np.timedelta64((1 if sign[0] == "+" else -1) * (60 * int(digits[:2]) + int(digits[2:])), "m")
-        if dotted := _DOTTED.fullmatch(date):
-            date = f"{dotted[3]}-{int(dotted[2]):02d}-{int(dotted[1]):02d}{dotted[4]}"
-        try:
-            times[i] = np.datetime64(date, "ms") - shift
-        except ValueError:
-            raise DataError(f"{name} must hold dates or seconds, not {text!r}: write 2024-01-31 07:30") from None
-    if 0 < zoned < len(unique):
-        raise DataError(f"{name} has times with and without a time zone: write all of them alike")
-    return times[code]

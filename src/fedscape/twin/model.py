@@ -17,12 +17,15 @@ from fedscape.errors import CheckpointError, DataError
 from fedscape.mixtures.dirichlet_multinomial.files import read_population, write_population
 from fedscape.privacy.ledger import Ledger
 from fedscape.privacy.mechanisms import Privacy
+from fedscape.privacy.release import noise_sd
 from fedscape.twin.devices import Devices, Laws, plain
 from fedscape.twin.events import HOUR, checked, sound_only
-from fedscape.twin.laws import rates
-from fedscape.twin.population import DevicePopulation
+from fedscape.twin.laws import effect_posterior, rates
+from fedscape.twin.population import DevicePopulation, data_kinds, log_sums
 from fedscape.twin.tables import AGES, HALF_HOURS, LENGTHS, lengths_of
 from fedscape.types import Array, Arrays
+
+SPEEDS = ("work", "bandwidth")  # the log-normal laws
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,13 +107,10 @@ class Twin:
             raise DataError(f"n must be at least 0, not {n}")
         rng, arrays = key.to("twin").generator(), self.arrays
         joint = np.asarray(arrays["weights"] / arrays["weights"].sum())
-        codes = None if data is None else np.asarray(data, dtype=np.int64)
+        codes = None if data is None else np.asarray(data)
         if codes is not None:
-            if (
-                "data" not in arrays
-                or len(codes) != n
-                or (n and not 0 <= codes.min() <= codes.max() < arrays["data"].shape[1])
-            ):
+            whole = codes.shape == (n,) and codes.dtype.kind in "iu"
+            if "data" not in arrays or not whole or not np.isin(codes, np.arange(arrays["data"].shape[1])).all():
                 raise DataError(
                     f"data must be one kind of data for each of the {n:,} devices, of a twin that knows them"
                 )
@@ -129,21 +129,55 @@ class Twin:
             data=codes,
             laws=self.laws(),
         )
-        speeds: dict[str, Any] = {}
-        if "work" in arrays:
-            mean, between, within = arrays["work"][kind].T
-            speeds |= {"seconds": np.exp(rng.normal(mean, between)), "within": within}
-        if "bandwidth" in arrays:
-            mean, between, _ = arrays["bandwidth"][kind].T
-            speeds["bandwidth"] = np.exp(rng.normal(mean, between))
+        laws = {name: arrays[name][kind] for name in SPEEDS if name in arrays}  # [devices, 3]
+        speeds = {name: np.exp(rng.normal(law[:, 0], law[:, 1])) for name, law in laws.items()}
+        return self._with_speeds(devices, speeds)
+
+    def _with_speeds(self, devices: Devices, speeds: Mapping[str, Array]) -> Devices:
+        """The devices with seconds a unit of work and bandwidths as drawn, and what their kind says besides."""
+        arrays, drawn = self.arrays, dict[str, Any]()
+        if "work" in speeds:
+            drawn |= {"seconds": speeds["work"], "within": arrays["work"][devices.kind, 2]}
+        if "bandwidth" in speeds:
+            drawn["bandwidth"] = speeds["bandwidth"]
         if "finished" in arrays:
-            speeds["finish"] = arrays["finished"][kind]
-        return replace(devices, **speeds)
+            drawn["finish"] = arrays["finished"][devices.kind]
+        return replace(devices, **drawn)
+
+    def sample_like(self, log: Federation, key: Key) -> Devices:
+        """Draw one device for each of the log: its kind, zone, activity and speeds given its own rows.
+
+        A device without rows is drawn as `sample` draws it. So who comes, and how fast, stays related to whatever else
+        is known of the same devices, such as the rows that they train on.
+        """
+        log = checked(log)
+        rng, arrays, n, work = key.to("twin").generator(), self.arrays, len(log), self.population(log)
+        share, shape, rate = work.posteriors(dict(arrays), log)
+        both, each = _draw(share.reshape(n, -1), rng), np.arange(n)
+        kind, zone = np.divmod(both, len(self.zones))
+        codes = np.full(n, -1)
+        if "data" in arrays:
+            known = data_kinds(log, arrays["data"].shape[1]) if work.n_data else np.zeros((n, arrays["data"].shape[1]))
+            codes = _draw(np.where(known.any(axis=1, keepdims=True), known, arrays["data"][kind]), rng)
+        devices = replace(
+            plain(n, key),
+            kind=kind,
+            zone=np.array(self.zones, dtype=float)[zone] * HOUR,
+            activity=np.maximum(rng.gamma(shape[each, kind, 0]) / rate[each, kind, zone], 1e-12),
+            data=codes,
+            laws=self.laws(),
+        )
+        speeds = {}
+        for name in (name for name in SPEEDS if name in arrays):
+            sums = log_sums(log, name) if name in work.extras else np.zeros((n, 3))
+            effect, variance = (each_kind[each, kind] for each_kind in effect_posterior(sums, arrays[name]))
+            speeds[name] = np.exp(arrays[name][kind, 0] + effect + np.sqrt(variance) * rng.standard_normal(n))
+        return self._with_speeds(devices, speeds)
 
     def kinds(self, log: Federation) -> Array:
         """The probability of each kind given each device's own log: [devices, kinds]. A device can do it by itself."""
         log = checked(log)
-        return np.asarray(self.population(log).responsibilities(dict(self.arrays), log).sum(axis=2))
+        return np.asarray(self.population(log).posteriors(dict(self.arrays), log)[0].sum(axis=2))
 
     def score(self, log: Federation) -> float:
         """The mean log-likelihood of devices' logs."""
@@ -206,7 +240,7 @@ def fit(
     lengths: Sequence[float] | None = None,
     extras: Sequence[str] | None = None,
     n_data: int | None = None,
-    smoothing: float = 1.0,
+    smoothing: float | None = None,
     n_init: int | None = None,
     rounds: int = 90,
     seed: int = 0,
@@ -221,8 +255,11 @@ def fit(
     events
         A Federation with a client for each device and the columns `start` and `end` (see `sessions`, `from_table`,
         `from_check_ins`), or an engine on such logs.
-    n_kinds, zones, tick, ages, smoothing, n_init, rounds, seed
+    n_kinds, zones, tick, ages, n_init, rounds, seed
         As for `DevicePopulation`.
+    smoothing
+        The same; by default 1, and under privacy the deviation of the noise: rates that the noise covers are then those
+        of the whole day, or of all kinds.
     lengths
         The same; by default those of `lengths_of` for this log, which under privacy do not depend on it.
     extras, n_data
@@ -243,7 +280,7 @@ def fit(
         if extras is None:
             extras = [name for name, column in columns.items() if column in events]
         if n_data is None:
-            n_data = _data_kinds(events, private=privacy is not None) if "data" in events else 0
+            n_data = _n_data(events, private=privacy is not None) if "data" in events else 0
         if lengths is None and privacy is None:
             lengths = lengths_of(events, tick=tick)
     population = DevicePopulation(
@@ -254,7 +291,7 @@ def fit(
         lengths=lengths or (HALF_HOURS if tick >= 900 else LENGTHS),
         extras=extras or (),
         n_data=n_data or 0,
-        smoothing=smoothing,
+        smoothing=max(1.0, noise_sd(privacy)) if smoothing is None else smoothing,
         n_init=n_init,
         rounds=rounds,
         seed=seed,
@@ -273,10 +310,10 @@ def fit(
     )
 
 
-def _data_kinds(events: Federation, *, private: bool) -> int:
+def _n_data(events: Federation, *, private: bool) -> int:
     if private:
         raise DataError("under privacy the number of kinds of data must be declared: give n_data")
-    return int(events["data"].max(initial=-1)) + 1
+    return int(np.nanmax(events["data"], initial=-1)) + 1
 
 
 def _draw(shares: Array, rng: np.random.Generator) -> Array:

@@ -13,7 +13,7 @@ from fedscape.core.federation import Federation
 from fedscape.core.random import Key
 from fedscape.core.validate import check_whole
 from fedscape.errors import DataError
-from fedscape.twin.events import FAR
+from fedscape.twin.dates import FAR
 from fedscape.twin.laws import (
     LEAST,
     PARTS,
@@ -25,6 +25,7 @@ from fedscape.twin.laws import (
     moments,
     rates,
     ratio,
+    spread_laws,
 )
 from fedscape.twin.tables import AGES, LENGTHS, Tables, tabulate
 from fedscape.types import Array, Arrays, Kept
@@ -119,7 +120,7 @@ class DevicePopulation(Estimator):
         }
         for name in ("work", "bandwidth"):
             if name in self.extras:
-                state[name] = np.stack([rng.normal(0, 0.5, k) + 1.0, np.ones(k), np.ones(k)], axis=1)
+                state[name] = np.stack([rng.permutation(np.linspace(-1, 1, k)), np.ones(k), np.ones(k)], axis=1)
         if "finished" in self.extras:
             state["finished"] = np.full(k, 0.5)
         if self.n_data:
@@ -127,15 +128,20 @@ class DevicePopulation(Estimator):
         return state
 
     def _check(self) -> None:
-        check_whole("n_kinds", self.n_kinds, least=1)
-        unknown = set(self.extras) - set(EXTRAS)
-        if unknown or self.smoothing < 0 or self.tick < 0 or not self.zones:
-            raise DataError(
-                f"extras must be of {EXTRAS}, smoothing and tick at least 0, zones not empty, got {self.extras}, "
-                f"{self.smoothing}, {self.tick}, {self.zones}"
-            )
+        for name in ("n_kinds", "rounds"):
+            check_whole(name, getattr(self, name), least=1)
+        check_whole("n_data", self.n_data, least=0)
+        if self.n_init is not None:
+            check_whole("n_init", self.n_init, least=1)
+        if unknown := set(self.extras) - set(EXTRAS):
+            raise DataError(f"extras must be of {', '.join(EXTRAS)}, not {', '.join(sorted(unknown))}")
+        for name in ("smoothing", "tick"):
+            if not 0 <= getattr(self, name) < np.inf:
+                raise DataError(f"{name} must be at least 0, not {getattr(self, name)}")
+        if not self.zones or any(zone != int(zone) or abs(zone) > 24 for zone in self.zones):
+            raise DataError(f"zones must be whole hours ahead of the log's clock, at most 24, not {self.zones}")
         for name, edges in (("ages", self.ages), ("lengths", self.lengths)):
-            if any(b <= a for a, b in zip((0.0, *edges), edges, strict=False)):
+            if not all(a < b < np.inf for a, b in zip((0.0, *edges), edges, strict=False)):
                 raise DataError(f"{name} must rise from above 0, in hours, not {edges}")
 
     def _tables(self, clients: Federation) -> Tables:
@@ -190,7 +196,7 @@ class DevicePopulation(Estimator):
         extra: Arrays = {}
         for name in ("work", "bandwidth"):
             if name in self.extras:
-                likelihood, extra[name] = lognormal_posterior(_log_sums(clients, name), state[name])
+                likelihood, extra[name] = lognormal_posterior(log_sums(clients, name), state[name])
                 fixed += likelihood[:, :, None]
         if "finished" in self.extras:
             counted = _outcomes(clients)
@@ -198,7 +204,7 @@ class DevicePopulation(Estimator):
             fixed += (counted @ np.log(np.maximum(chance, LEAST)).T)[:, :, None]
             extra["finished"] = np.repeat(counted[:, None], self.n_kinds, axis=1)
         if self.n_data:
-            kind = _data_kinds(clients, self.n_data)
+            kind = data_kinds(clients, self.n_data)
             fixed += (kind @ np.log(np.maximum(state["data"], LEAST)).T)[:, :, None]
             extra["data"] = np.repeat(kind[:, None], self.n_kinds, axis=1)
         return fixed, activity.mean, activity.mean_log, extra
@@ -208,10 +214,12 @@ class DevicePopulation(Estimator):
         likelihood = logsumexp(self._expect(state, clients, self._tables(clients))[0], axis=(1, 2))
         return {"log_likelihood": np.where(clients.sizes > 0, likelihood, 0.0)}
 
-    def responsibilities(self, state: Arrays, clients: Federation) -> Array:
-        """The probability of each kind and zone, given each device's own log: [devices, kinds, zones]."""
-        likelihood = self._expect(state, clients, self._tables(clients))[0]
-        return np.asarray(np.exp(likelihood - logsumexp(likelihood, axis=(1, 2), keepdims=True)))
+    def posteriors(self, state: Arrays, clients: Federation) -> tuple[Array, Array, Array]:
+        """Given each device's own log, for each kind and zone: its probability, and shape and rate of the activity."""
+        tables = self._tables(clients)
+        likelihood, mean, _, _ = self._expect(state, clients, tables)
+        shape = tables.arrivals.sum(axis=(1, 2))[:, None, None] + state["shape"][:, None]
+        return np.exp(likelihood - logsumexp(likelihood, axis=(1, 2), keepdims=True)), shape, shape / mean
 
     def update(self, state: Arrays, total: Arrays, key: Key) -> Arrays:
         new, s = dict(state), self.smoothing
@@ -235,7 +243,8 @@ class DevicePopulation(Estimator):
         new["ends"] = ending_rates(ends, present, whole_day[:, None], s, old, widths)
         for name in ("work", "bandwidth"):
             if name in self.extras:
-                new[name] = lognormal_law(total[name], state[name])
+                law = lognormal_law(total[name], state[name])
+                new[name] = law if key.round else spread_laws(law, state[name][:, 0], total[name][:, 4])
         if "finished" in self.extras:
             number = np.maximum(total["finished"], 0.0) + s
             fallback = np.stack([state["finished"], 1 - state["finished"]], axis=1)
@@ -352,7 +361,7 @@ def _expected(absent: Array, state: Arrays) -> Array:
     return np.concatenate(parts, axis=2)
 
 
-def _log_sums(clients: Federation, name: str) -> Array:
+def log_sums(clients: Federation, name: str) -> Array:
     """Number, sum and sum of squares of log seconds a unit of work, or of log bytes a second: [devices, 3]."""
     with np.errstate(all="ignore"):
         if name == "work":
@@ -371,9 +380,9 @@ def _outcomes(clients: Federation) -> Array:
     return clients.segment_sum(np.stack([session & (ended == 1), session & (ended == 0)], axis=1).astype(float))
 
 
-def _data_kinds(clients: Federation, n: int) -> Array:
+def data_kinds(clients: Federation, n: int) -> Array:
     """The kind of data of each device as indicators [devices, n]; zeros where it is not known."""
-    codes = clients["data"].astype(np.int64)
+    codes = np.where(np.abs(clients["data"]) < 2.0**31, clients["data"], -1).astype(np.int64)  # NaN is unknown
     if codes.max(initial=-1) >= n:
         raise DataError(f"the column 'data' goes up to {codes.max()}, but there are {n} kinds of data")
     known = clients.segment_sum((codes[:, None] == np.arange(n)).astype(float))

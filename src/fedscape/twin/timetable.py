@@ -10,7 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fedscape.core.random import Key
+from fedscape.core.validate import check_whole
 from fedscape.errors import DataError
+from fedscape.twin.dates import FAR
 from fedscape.twin.devices import Devices, stream_seeds
 from fedscape.twin.events import DAY
 from fedscape.twin.kernels import (
@@ -29,6 +31,8 @@ from fedscape.twin.kernels import (
 from fedscape.twin.protocols import ServerProtocol
 from fedscape.twin.queue import run_protocol
 from fedscape.types import Array, HasKeys
+
+MOST_UPDATES = 10**8  # of a timetable, whose memory is taken ahead
 
 
 @dataclass(frozen=True)
@@ -187,14 +191,16 @@ def schedule(
     >>> len(schedule(always(9), FedBuff(concurrency=3, buffer=2), days=1, n_updates=5))
     5
     """
+    if check_whole("n_updates", n_updates, least=1) > MOST_UPDATES:
+        raise DataError(f"n_updates must be at most {MOST_UPDATES:,}, not {n_updates:,}")
     n, horizon = len(devices), begin + days * DAY
     code, size, wanted, deadline = protocol.loop
     own_units = np.ndim(units) > 0
-    work = np.ascontiguousarray(np.broadcast_to(np.asarray(units, dtype=float), n))
-    if not n or not 0 < days < np.inf or n_updates < 1:
-        raise DataError(f"a schedule needs devices, days and updates, not {n}, {days} and {n_updates}")
-    if (work * devices.seconds <= 0).any() or (devices.bandwidth <= 0).any() or min(payload) < 0:
-        raise DataError("units of work, seconds a unit and bandwidth must be above 0, and payloads at least 0")
+    work = _checked_work(devices, units)
+    if not n or not 0 < days < np.inf or not abs(begin) < FAR:
+        raise DataError(f"a schedule needs devices, days and when it begins, not {n}, {days} and {begin}")
+    if not (np.isfinite(payload).all() and min(payload) >= 0):
+        raise DataError(f"payloads must be at least 0 bytes, not {payload}")
     if max(wanted, size) > n:
         raise DataError(f"{type(protocol).__name__} needs {max(wanted, size):,} devices at once, but there are {n:,}")
     most = min(n_updates * min(max(size, wanted), n), 2**31 - 1)
@@ -222,6 +228,20 @@ def schedule(
         protocol, begin, horizon, times[:updates], stops[: updates + 1], clients[:rows].copy(), bases[:rows].copy(),
         selected, used, busy, counts, payload, float(useful[0]), own_units,
     )  # fmt: skip
+
+
+def _checked_work(devices: Devices, units: npt.ArrayLike) -> Array:
+    """Units of work of each device; refuse numbers with which no task ever ends."""
+    n, work = len(devices), np.asarray(units, dtype=float)
+    if work.shape not in ((), (1,), (n,)):
+        raise DataError(f"units must be one number, or one for each of the {n:,} devices, not of shape {work.shape}")
+    work = np.ascontiguousarray(np.broadcast_to(work, n))
+    took = work * devices.seconds
+    if not ((took > 0) & (took < np.inf) & (devices.bandwidth > 0)).all():
+        raise DataError("units of work, seconds a unit and bandwidth must be above 0 and finite")
+    if not ((devices.within >= 0) & (devices.within < np.inf) & (devices.finish >= 0) & (devices.finish <= 1)).all():
+        raise DataError("within must be at least 0, and finish a probability")
+    return work
 
 
 def _wheel(n: int, length: float) -> tuple[float, int]:

@@ -142,3 +142,26 @@ def test_a_draw_of_rows_has_no_bound_for_one_row():
     assert all_rows.row_bound(state, 1, one) == 1
     with pytest.raises(PrivacyError, match="does not bound what one row can change"):
         drawn.fit(one, privacy=Gaussian(clip=1.0, multiplier=1.0, unit="row"))
+
+
+def test_of_missing_values_alone_nothing_is_known():
+    fed = Federation({"x": np.array([[np.nan, 1.0], [np.nan, 2.0]])}, [0, 1, 2])
+    assert np.array_equal(Quantiles([0.5]).fit(fed).quantiles_, [[np.nan, 1.0]], equal_nan=True)
+    assert np.isnan(Quantiles([0.5], ranges=(0, 9)).fit(fed).quantiles_[0, 0])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"ranges": (-1e308, 1e308)}, "ranges must lie within 1e300"),
+        ({"ranges": (0, 1), "resolution": -1.0}, "resolution must be at least 0"),
+        ({"ranges": (0, 1), "resolution": np.nan}, "resolution must be at least 0"),
+        ({"column": "none"}, "holds no number a row"),
+    ],
+)
+def test_a_search_that_cannot_end_is_refused(options, message):
+    fed = Federation({"x": np.arange(4.0), "none": np.zeros((4, 0))}, [0, 2, 4])
+    with pytest.raises(DataError, match=message):
+        Quantiles([0.5], **options).fit(fed)
+    with pytest.raises(DataError, match="probabilities must be a list of shares"):
+        Quantiles(["half"]).fit(fed)

@@ -68,3 +68,9 @@ def test_what_is_refused():
         Scaling(cut=(0.3, 0.9)).fit(fed)
     with pytest.raises(DataError, match="features a row"):
         Scaling().fit(fed, column="z").transform(fed.with_column("z", fed["x"]))
+
+
+def test_columns_of_infinite_values_have_no_scale():
+    fed = Federation({"x": np.where(np.arange(50) < 10, np.inf, np.arange(50.0))}, [0, 25, 50])
+    with pytest.raises(DataError, match="too many infinite or huge values to have a scale"):
+        Scaling().fit(fed)

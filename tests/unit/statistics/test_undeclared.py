@@ -115,3 +115,12 @@ def test_columns_of_arrays_gaps_and_whole_numbers_kept_as_floats():
     assert found.names["y"] == ("1", "2")
     assert np.abs(found.scales["x"].centre - 100).max() < 3
     assert found.ranges() == {}
+
+
+def test_the_greatest_numbers_there_are_leave_no_warning():
+    """A warning would say that some client has one: warnings are errors in this suite."""
+    x = np.random.default_rng(0).normal(50, 10, 2000)
+    x[::200] = 1.7e308
+    fed = Federation({"x": x}, np.arange(0, 2001, 2))
+    low, high = Undeclared(numbers=("x",)).find(fed, epsilon=50.0, delta=1e-6, ledger=Ledger()).ranges()["x"]
+    assert 0 < low < 50 < high < 1e3

@@ -360,3 +360,17 @@ def test_what_is_refused():
         GLM("logistic", target="logistic").fit(fed, privacy=Gaussian(clip=1.0, multiplier=1.0))
     with pytest.raises(DataError, match="need family gaussian, logistic or poisson"):
         GLM("gamma", target="gamma", random_intercept=True).fit(fed)
+
+
+def test_numbers_too_large_to_be_squared_and_weights_of_nothing_are_refused():
+    fed = Federation(
+        {"x": [0.0, 1.0, 2e200, 3.0], "z": np.arange(4.0), "y": [0.0, 1, 1, 0], "w": np.zeros(4)}, [0, 2, 4]
+    )
+    with pytest.raises(DataError, match="'x' holds 2e\\+200 in row 2, too large to be squared"):
+        GLM().fit(fed, features="x")
+    with pytest.raises(DataError, match="all weights are 0"):
+        GLM(weights="w").fit(fed, features="z")
+    with pytest.raises(DataError, match="ranges must be a dictionary"):
+        GLM(ranges=(0, 1)).fit(fed, features="z")
+    exact = GLM().fit(fed.with_column("y", fed["z"]), features="z")  # no error is left, and no warning is given
+    assert exact.coefficients_ == pytest.approx(1.0)

@@ -295,3 +295,27 @@ def test_what_is_refused():
     with pytest.raises(DataError, match="which is not a count"):
         BoostedTrees(2, loss="poisson").fit(fed, features="x", target="squared")
     assert Bins(np.zeros((1, 2)), np.array([0])).width == 3
+
+
+@pytest.mark.parametrize("odd", [np.nan, np.inf, -np.inf])
+def test_a_forest_of_missing_and_infinite_values_can_be_read_again(odd, tmp_path):
+    """Edges are finite numbers: a column that is all missing, or has many infinite values, had edges at infinity."""
+    x, y = np.random.default_rng(0).normal(size=(300, 2)), np.arange(300) % 2
+    x[:, 1] = np.where(np.isnan(odd) | (x[:, 1] > -1), odd, x[:, 1])
+    trees = BoostedTrees(3).fit(Federation({"x": x, "y": y}, np.arange(0, 301, 30)))
+    trees.save(tmp_path / "trees.json")
+    assert np.array_equal(BoostedTrees.load(tmp_path / "trees.json").predict_proba(x), trees.predict_proba(x))
+    trees.save_xgboost(tmp_path / "xgboost.json")
+    assert "Infinity" not in (tmp_path / "xgboost.json").read_text()
+
+
+def test_what_no_tree_can_use_is_refused_in_one_line():
+    fed = Federation(
+        {"x": np.zeros((4, 0)), "z": np.arange(4.0), "y": [0, 1, 0, 1], "far": [1.0, 1e200, 3, 4]}, [0, 2, 4]
+    )
+    with pytest.raises(DataError, match="no number a row"):
+        BoostedTrees(2).fit(fed, features="x")
+    with pytest.raises(DataError, match="1e\\+200 in row 1, which is not a number below 1e100"):
+        BoostedTrees(2).fit(fed, features="z", target="far")
+    with pytest.raises(DataError, match="ranges must be a dictionary"):
+        BoostedTrees(2, ranges=(0, 1)).fit(fed, features="z")

@@ -131,3 +131,10 @@ def test_a_private_weighted_sum_stays_within_its_clip():
 def test_kinds_must_fit_the_timetable():
     with pytest.raises(DataError, match="one for each of the 400 devices"):
         participation(timetable(0, 3), [0, 1])
+    with pytest.raises(DataError, match="kinds must be whole numbers"):
+        participation(timetable(0, 3), np.full(400, np.nan))
+    for wrong in (np.full(400, -1), np.full(400, 3)):
+        with pytest.raises(DataError, match="kinds must be codes from 0 on, below n_kinds"):
+            chances(timetable(0, 3), wrong, n_kinds=2)
+    with pytest.raises(DataError, match="shares must be"):
+        chances(timetable(0, 3), np.zeros(400, dtype=int)).weights(np.ones((3, 5)))

@@ -32,6 +32,18 @@ def test_p_values_of_equal_laws_are_uniform():
     assert (np.abs(p.mean(axis=0) - 0.5) < 5 * np.sqrt(1 / 12 / RUNS)).all()
 
 
+def test_the_error_of_a_fit_widens_what_is_found_by_chance():
+    """By the root of the variances' ratio: 1 / 20 of the fit beside 1 / 40 + 1 / 40."""
+    logs = log_of(planted(), 40, 0), log_of(planted(), 40, 1)
+    exact, fitted = (fidelity(*logs, fitted_to=n, draws=99) for n in (None, 20))
+    for aspect in ASPECTS:
+        a, b = getattr(exact, aspect), getattr(fitted, aspect)
+        assert (b.value, b.alike) == (a.value, pytest.approx(np.sqrt(2) * a.alike))
+        assert b.p >= a.p
+    with pytest.raises(DataError, match="fitted_to must be"):
+        fidelity(*logs, fitted_to=0)
+
+
 @pytest.mark.parametrize(
     ("change", "aspect"),
     [
@@ -91,3 +103,16 @@ def test_few_devices_are_refused():
     log = sessions(["a"], [0.0], [1.0], window=(0.0, 9.0))
     with pytest.raises(DataError, match="needs 20 devices of each, got 1 and 1"):
         fidelity(log, log)
+
+
+def test_logs_that_cannot_be_compared_are_refused():
+    log = log_of(planted(), 40, 1)
+    with pytest.raises(DataError, match="must lie in the same time"):
+        fidelity(log, planted().sample(40, Key(2)).sessions(30 * DAY, 37 * DAY))
+    with pytest.raises(DataError, match="the true log has no session"):
+        fidelity(log.where(log["watch"] == 1), log)
+    with pytest.raises(DataError, match="draws must be a whole number"):
+        fidelity(log, log, draws=0)
+    for twins, options in (([], {}), ([planted()], {"level": 2})):
+        with pytest.raises(DataError, match="foretell needs a twin"):
+            foretell(twins, log, **options)

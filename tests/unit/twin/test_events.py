@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import numpy as np
 import pytest
 from plain_twin import tables_by_steps
@@ -61,8 +63,10 @@ def test_devices_without_sessions_are_observed_too():
 
 def test_dates_are_read_in_the_ways_they_are_written():
     for text in ("2024-02-05 08:30", "2024-02-05T08:30:00", "5.2.2024 08:30", "2024-02-05 10:30+02:00",
-                 "2024-02-05T08:30Z", "2024-02-05 03:30:00-0500"):  # fmt: skip
+                 "2024-02-05T08:30Z", "2024-02-05 03:30:00-0500", "2024-02-05 08:30:00.000123"):  # fmt: skip
         assert seconds([text])[0] == seconds([np.datetime64("2024-02-05T08:30")])[0], text
+    for date in (datetime(2024, 2, 5, 8, 30), datetime(2024, 2, 5, 8, 30, tzinfo=UTC)):
+        assert seconds(np.array([date], dtype=object))[0] == seconds([np.datetime64("2024-02-05T08:30")])[0]
     with pytest.raises(DataError, match="with and without a time zone"):
         seconds(["2024-02-05 08:30Z", "2024-02-05 08:30"])
     with pytest.raises(DataError, match="not 'soon'"):
@@ -81,6 +85,16 @@ def test_words_for_finished_are_read_and_others_refused():
         events_of(Federation({"start": np.zeros(0), "end": np.zeros(0)}, [0]))
 
 
+def slots(times) -> Federation:
+    return Federation({"available": np.ones(len(times), dtype=int), "time": times}, [0, len(times)])
+
+
+def test_devices_without_any_session_make_a_log():
+    log = sessions([], [], [], window=(0.0, 99.0), ids=["a", "b"])
+    assert (len(log), log["watch"].tolist()) == (2, [1, 1])
+    assert len(sessions(["a"], [0.0], [1.0], window=(50.0, 99.0), ids=["a"])) == 1  # a device alone, away all the time
+
+
 @pytest.mark.parametrize(
     ("build", "message"),
     [
@@ -93,7 +107,21 @@ def test_words_for_finished_are_read_and_others_refused():
         (lambda: sessions(["a"], [0.0], [1.0], columns={"bytes": [1.0]}), "both columns, 'bytes' and 'transfer'"),
         (lambda: sessions(["a"], ["noon"], [1.0]), "start must hold dates or seconds, not 'noon'"),
         (lambda: sessions(["a"], [np.nan], [1.0]), "start has 1 missing value: drop"),
+        (lambda: sessions("a", 0.0, 1.0), "start must be a list of times"),
+        (lambda: sessions(["a"], [0.0], [1.0], window=(1.0,)), "window must be two times"),
+        (lambda: sessions(["a"], [0.0], [1.0], window=("2024-01-01", "2024-02-01")), "no session lies in the window"),
+        (lambda: sessions(["a"], [0.0], [1.0], columns={"finished": [7]}), "'finished' must hold 1 or 0; NaN or -1"),
+        (lambda: sessions(["a"], [0.0], [1.0], columns={"finished": ["yes"]}), "must hold a number a session"),
+        (lambda: sessions(["a"], [0.0], [1.0], columns={"data": [0.5]}), "codes from 0 to 999; .* row 0 has 0.5"),
+        (lambda: sessions(["a"], [0.0], [1.0], columns={"data": [10**7]}), "codes from 0 to 999"),
+        (lambda: sessions(["a"], [0.0], [1.0], columns={"work": [np.inf]}), "'work' must hold finite numbers"),
         (lambda: from_table([[2]]), "a table of slots must hold 1, 0 or -1"),
+        (lambda: from_table([[1]], step_minutes=0), "step_minutes must be above 0"),
+        (lambda: from_table([[1]], start="noon"), "not 'noon'"),
+        (lambda: from_check_ins(np.array(["a", None]), [0.0, 1.0]), "whole numbers or texts"),
+        (lambda: from_check_ins(["a"], [0.0], gap_minutes=np.nan), "at most gap_minutes"),
+        (lambda: events_of(slots([0.0, 1800.0, 9000.0])), "slots must be evenly apart"),
+        (lambda: events_of(slots([3600.0, 1800.0, 0.0])), "slots must be evenly apart"),
         (
             lambda: checked(Federation({"start": [0.0, 5.0], "end": [4.0, 6.0], "watch": [1, 0]}, [0, 2])),
             "lies outside of its observed spans",

@@ -9,7 +9,7 @@ import pytest
 from plain_twin import planted
 from scipy.stats import multivariate_normal, nbinom
 
-from fedscape import DataError, Gaussian, Key, Ledger
+from fedscape import DataError, Federation, Gaussian, Key, Ledger
 from fedscape.errors import CheckpointError
 from fedscape.twin import DevicePopulation, Twin, fidelity, fit, load, sessions
 from fedscape.twin.events import DAY, HOUR
@@ -132,7 +132,7 @@ def test_time_zones_are_found_up_to_a_common_shift():
     twin = fit(devices.sessions(0.0, WINDOW), n_kinds=1, zones=(0, 8), n_init=3, rounds=60)
     share = twin.arrays["weights"][0]
     assert max(share) == pytest.approx(0.7, abs=5 * np.sqrt(0.21 / 400))
-    ahead = twin.population().responsibilities(dict(twin.arrays), devices.sessions(0.0, WINDOW))[:, 0].argmax(axis=1)
+    ahead = twin.population().posteriors(dict(twin.arrays), devices.sessions(0.0, WINDOW))[0][:, 0].argmax(axis=1)
     assert max((ahead == (devices.zone > 0)).mean(), (ahead != (devices.zone > 0)).mean()) > 0.95
 
 
@@ -144,6 +144,68 @@ def test_the_twin_samples_kinds_of_data_with_their_devices():
     assert (asked.kind == 0).mean() == pytest.approx(0.36 / (0.36 + 0.12), abs=5 * 0.5 / np.sqrt(4000))
     with pytest.raises(DataError, match="one kind of data for each of the 3 devices"):
         true.sample(3, Key(0), data=[0, 1, 2])
+
+
+def with_work(devices, days: float, seed: int):
+    """The log of devices of `planted`, with seconds of work of each session and the kind of data."""
+    log, rng = devices.sessions(0.0, days * DAY), np.random.default_rng(seed)
+    owner = log.client_of_row
+    work = np.exp(np.log(devices.seconds)[owner] + 0.2 * rng.standard_normal(log.n_rows))
+    return log.with_column("work", work).with_column("data", devices.data[owner])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_kinds_that_differ_in_speed_alone_are_found(seed):
+    """Every other device is five times as slow and comes as the others do: one start finds which, in any unit."""
+    rng, who, start, work = np.random.default_rng(seed), [], [], []
+    for device in range(40):
+        times = np.cumsum(rng.exponential(28_000, 12))
+        who += [device] * 12
+        start += times.tolist()
+        work += (np.where(device % 2, 1.0, 5.0) * rng.lognormal(0, 0.2, 12)).tolist()
+    for unit in (1.0, 30.0):
+        log = sessions(who, start, np.array(start) + 10, columns={"work": unit * np.array(work)})
+        kind = fit(log, n_kinds=2, n_init=2).kinds(log).argmax(axis=1)
+        right = (kind == np.arange(40) % 2).mean()
+        assert max(right, 1 - right) == 1.0
+
+
+def test_devices_drawn_given_their_logs_are_like_them():
+    """Kinds and speeds are found again; activities are calibrated among those that came often, and among the others."""
+    twin, devices = planted(), planted().sample(1500, Key(8))
+    log = with_work(devices, 7, 0)
+    again = twin.sample_like(log, Key(9))
+    assert (again.kind == devices.kind).mean() > 0.97
+    assert np.corrcoef(np.log(again.seconds), np.log(devices.seconds))[0, 1] > 0.97
+    assert (again.data == devices.data).all()
+    arrivals = log.segment_sum((log["watch"] == 0).astype(float))
+    for often in (True, False):
+        some = (arrivals > np.median(arrivals)) == often
+        gap = again.activity[some] - devices.activity[some]
+        assert abs(gap.mean()) < 5 * gap.std() / np.sqrt(some.sum())
+        assert abs(again.activity[some].mean() - 1) > 0.1  # the log has told something
+    assert np.array_equal(twin.sample_like(log, Key(9)).seconds, again.seconds)
+
+
+def test_devices_without_rows_are_drawn_as_any():
+    twin, log = planted(), with_work(planted().sample(3, Key(8)), 7, 0)
+    empty = Federation({n: v[:0] for n, v in log.columns.items()}, np.zeros(4001, dtype=np.int64))
+    drawn = twin.sample_like(empty, Key(1))
+    assert drawn.kind.mean() == pytest.approx(0.6, abs=5 * 0.5 / np.sqrt(4000))
+    assert np.log(drawn.seconds)[drawn.kind == 0].mean() == pytest.approx(4.0, abs=5 * 0.5 / np.sqrt(1500))
+    assert drawn.activity[drawn.kind == 0].mean() == pytest.approx(1.0, abs=5 * 0.5 / np.sqrt(1500))
+    assert drawn.data[drawn.kind == 0].mean() == pytest.approx(0.1, abs=5 * 0.3 / np.sqrt(1500))
+
+
+def test_kinds_of_data_that_are_unknown_of_some_devices_may_be_floats():
+    """A column with gaps is one of floats; a device without a kind goes with all."""
+    column = {"data": np.array([0.0, 1.0, np.nan])}
+    log = sessions([0, 1, 2], [0.0, 5.0, 9.0], [3.0, 8.0, 11.0], window=(0.0, 1e5), columns=column)
+    twin = fit(log, n_kinds=1, n_init=1, rounds=3)
+    assert twin.arrays["data"].shape == (1, 2)
+    assert twin.kinds(log).shape == (3, 1)
+    with pytest.raises(DataError, match="one kind of data for each of the 2 devices"):
+        twin.sample(2, Key(0), data=[0.0, np.nan])
 
 
 def test_a_private_fit_is_written_down_and_near():
@@ -177,5 +239,12 @@ def test_bad_settings_are_refused():
         fit(log, lengths=(2.0, 1.0))
     with pytest.raises(DataError, match="extras must be of"):
         DevicePopulation(1, extras=("mood",)).start(0)
+    for wrong, message in (
+        ({"tick": float("nan")}, "tick must be"), ({"smoothing": -1.0}, "smoothing must be"), ({"rounds": 0}, "rounds"),
+        ({"n_init": 0}, "n_init must be"), ({"zones": (5.5,)}, "zones must be whole hours"),
+        ({"ages": (float("nan"),)}, "ages must rise"),
+    ):  # fmt: skip
+        with pytest.raises(DataError, match=message):
+            fit(log, **wrong)
     with pytest.raises(DataError, match="must be declared: give n_data"):
         fit(log.with_column("data", [-1, 0]), privacy=Gaussian(clip=1.0, multiplier=1.0))

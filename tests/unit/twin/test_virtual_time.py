@@ -342,7 +342,14 @@ def test_a_synchronous_timetable_runs_privately_and_an_asynchronous_one_is_refus
         (lambda: FedAsync(alpha=2.0), "alpha must be above 0"),
         (lambda: FedBuff(exponent=-1.0), "exponent must be at least 0"),
         (lambda: schedule(always(3), Synchronous(4), days=1), "needs 4 devices at once, but there are 3"),
-        (lambda: schedule(always(3), Synchronous(1), days=0), "needs devices, days and updates"),
+        (lambda: schedule(always(3), Synchronous(1), days=0), "needs devices, days and when it begins"),
+        (lambda: schedule(always(3), Synchronous(1), days=1, begin=np.nan), "needs devices, days and when it begins"),
+        (lambda: schedule(always(3), Synchronous(1), days=1, units=[1.0, 2.0]), "one for each of the 3 devices"),
+        (lambda: schedule(always(3), Synchronous(1), days=1, units=np.nan), "must be above 0 and finite"),
+        (lambda: schedule(always(3), Synchronous(1), days=1, payload=(np.inf, 1)), "payloads must be at least 0"),
+        (lambda: schedule(always(3), Synchronous(1), days=1, n_updates=10**12), "at most 100,000,000"),
+        (lambda: schedule(always(3), Synchronous(1), days=1, n_updates=2.5), "n_updates must be a whole number"),
+        (lambda: schedule(always(3).with_speed(1.0, finish=2.0), Synchronous(1), days=1), "finish a probability"),
         (lambda: schedule(always(3).with_speed(0.0), Synchronous(1), days=1), "must be above 0"),
         (
             lambda: next(

@@ -75,7 +75,7 @@ def read_population(
     except OSError as error:
         raise CheckpointError(f"{error.filename} cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError):
-        command = "fit" if what == "population" else "regress"
+        command = {"population": "fit", "twin": "plan"}.get(what, "regress")
         raise CheckpointError(
             f"{source} is not JSON: give the .json file that 'fedscape {command} --out' wrote"
         ) from None
