@@ -160,7 +160,7 @@ def _method(learn: dict[str, Any], best: Item | None) -> Item:
     if best is None:
         text = (
             f"None: no method is shown to beat guessing. {lead} over '{over['baseline']}', which needs no training, "
-            f"where the interval would have to lie above 0{settled_by(learn)}. {held}"
+            f"where the interval would have to lie above 0{unsettled(learn)}. {held}"
         )
         return answer_item(question, "none", text, over)
     others = [_called(learn, name) for name in learn["tied"] if name != best["method"]]
@@ -169,7 +169,7 @@ def _method(learn: dict[str, Any], best: Item | None) -> Item:
     text += f", {points(best['over'])} over '{over['baseline']}'."
     if best["method"] != learn["best"]:
         text += f" The most accurate, {_called(learn, learn['best'])}, is {points(best['behind'], sign=False)} ahead."
-    text += tied_text(learn, others)
+    text += instead_text(best, learn["true"], over["baseline"]) + tied_text(learn, others)
     simplest = next(row for row in learn["true"] if row["method"] == learn["simplest"])
     if simplest is not best:
         behind = f"{points(simplest['behind'], sign=False)} behind {_called(learn, learn['best'])}"
@@ -186,6 +186,27 @@ def tied_text(learn: dict[str, Any], others: list[str]) -> str:
         text = " None of the others is more than a point ahead (simultaneous intervals)."
         return f" Tied with it{named}.{text}" if others else text
     return f" Tied with it, as far as these data tell{named}{settled_by(learn)}." if others else ""
+
+
+def unsettled(learn: dict[str, Any]) -> str:
+    """Say that none is a point ahead of guessing where that is shown, else what would give a clearer answer."""
+    if learn["stages"][-1]["settled"]:
+        return "; that none leads by more than a point is shown"
+    return settled_by(learn)
+
+
+def instead_text(best: Item, rows: list[Item], baseline: str) -> str:
+    """Explain a method that is advised without a gain over the common one that is shown: that one may be guessing."""
+    gain = best["gain"]
+    if gain is None or best["method"] == "local" or (gain["low"] is not None and gain["low"] > 0):
+        return ""
+    common = next(row for row in rows if not row["baseline"] and row["gain"] is None)
+    if common["over"]["low"] is not None and common["over"]["low"] > 0:
+        return ""
+    return (
+        f" Its gain over {common['called']} is not shown, but {common['called']} is not shown to beat '{baseline}': "
+        f"{points(common['over'])}."
+    )
 
 
 def listed_names(names: list[str]) -> str:

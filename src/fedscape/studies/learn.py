@@ -21,7 +21,7 @@ from fedscape.studies.budget import Budget, Limits
 from fedscape.studies.choose import Choice, choose, stability
 from fedscape.studies.explain import watched
 from fedscape.studies.fidelity import clients_of
-from fedscape.studies.intervals import FEW, mean_interval, plain
+from fedscape.studies.intervals import FEW, Interval, mean_interval, plain
 from fedscape.studies.judged import BASELINES, Judged
 from fedscape.studies.prepare import Prepared
 from fedscape.studies.sites import are_sites, joining
@@ -165,17 +165,19 @@ def _beside(
     """Further numbers for the advice: by kind, federated against alone, simulated against true, rounds to settle."""
     mine = judged.clients[choice.advised or choice.best]
     kind = shares.argmax(axis=1)
+    kinds = [k for k in range(shares.shape[1]) if (kind == k).any()]
+
+    def over_kind(values: Array, k: int) -> Interval:  # simultaneous: the kind served worst is one of several
+        return mean_interval(values[kind == k], comparisons=len(kinds), least=0.0, most=1.0)
+
     by_kind = [
         {
             "kind": f"kind {chr(ord('A') + k)}",
             "clients": int((kind == k).sum()),
-            **mean_interval(mine[kind == k], least=0.0, most=1.0),
-            "methods": {
-                name: mean_interval(judged.clients[name][kind == k], least=0.0, most=1.0) for name in judged.hits
-            },
+            **over_kind(mine, k),
+            "methods": {name: over_kind(judged.clients[name], k) for name in judged.hits},
         }
-        for k in range(shares.shape[1])
-        if (kind == k).any()
+        for k in kinds
     ]
     together = _federated(judged, order)
     value = {which: {row["method"]: row for row in section[which]} for which in ("true", "simulated")}

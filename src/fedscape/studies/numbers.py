@@ -154,7 +154,7 @@ def standing(stage: Stage[JudgedNumbers], *, seed: int) -> list[dict[str, Any]]:
             "mae": judged.mae(name),
             "worst": judged.worst(name, seed=seed),
             "gain": None,
-            "over": None if name in MEANS else judged.difference(name, base),
+            "over": None if name in MEANS else judged.difference(name, base, comparisons=len(ORDER)),
             "behind": judged.difference(stage.choice.best, name, comparisons=len(ORDER) - 1),
             "setting": learning.typical(used)[name] if name in used else None,
             "clients": len(stage.who),
@@ -171,7 +171,8 @@ def _by_kind(scores: Array, shares: Array, least: int) -> list[dict[str, Any]]:
     kind = shares.argmax(axis=1)
     number = [int((kind == k).sum()) for k in range(shares.shape[1])]
     return [
-        {"kind": f"kind {chr(ord('A') + k)}", "clients": n, **mean_interval(scores[kind == k], most=1.0)}
+        {"kind": f"kind {chr(ord('A') + k)}", "clients": n}
+        | mean_interval(scores[kind == k], comparisons=sum(n > 0 for n in number), most=1.0)
         for k, n in enumerate(number)
         if n >= max(least, 1)
     ]
