@@ -58,7 +58,7 @@ def staged(
         judged, used = play(mine, limits, names)
         choice = choose(judged, order=order, common=common)
         last = {name: (stage.judged, stage.choice) for stage in played for name in stage.used}
-        last |= {name: (judged, choice) for name in used}
+        last |= dict.fromkeys(used, (judged, choice))
         left = tuple(m for m in order if m in last[m][1].tied and may_lead(last[m][0], m, choice, order=order))
         played.append(Stage(limits, who, mine, judged, used, choice, left))
         if not left:
