@@ -166,8 +166,9 @@ def _computed(result: Result) -> str:
         "Gains: paired, variance over trainings (pooled over the methods, Nadeau and Bengio's factor) added, Welch and "
         "Satterthwaite's degrees of freedom, Bonferroni over the methods; with one repeat they leave trainings out. "
         "Worst tenth: posterior of a beta law fitted to resampled clients. Gini: jackknife of clients. "
-        "Heterogeneity: jackknife of clients. They say how the numbers would vary with other clients (of sites: other "
-        "rows), not with another model or longer training."
+        "Heterogeneity: jackknife of clients, of a few sites: of the rows of each. "
+        "They say how the numbers would vary with other clients (of sites: other rows), not with another "
+        "model or longer training."
     )
     entries = {
         "Command": f"<code>{safe(command)}</code>",

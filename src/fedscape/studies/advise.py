@@ -12,6 +12,7 @@ from fedscape.studies.intervals import FEW
 DEVICE = {"operations": 1e9, "up": 1e6, "down": 4e6}
 
 _ENDS = ("low", "high")
+_STEADY = 0.8  # share of redraws with the same advice, below which agreement with it says little
 #: The answer to whether something is worth it, by its verdict.
 WORTH_IT = {"yes": "worth it", "no": "not worth it", "little": "a little", "unclear": "not shown"}
 
@@ -165,7 +166,8 @@ def _method(learn: dict[str, Any], best: Item | None) -> Item:
         return answer_item(question, "none", text, over)
     others = [_called(learn, name) for name in learn["tied"] if name != best["method"]]
     answer = best["called"] + (f", tied with {listed_names(others)}" if others else "")
-    text = f"{best['called']}: accuracy {percent(best['together'])} on rows held out, mean over {_clients(learn)}"
+    text = f"{best['called']}: accuracy {percent(best['together'])} on rows held out, mean over {_clients(learn)}, as "
+    text += f"one of {sum(not row['baseline'] for row in learn['true'])} methods (simultaneous intervals)"
     text += f", {points(best['over'])} over '{over['baseline']}'."
     if best["method"] != learn["best"]:
         text += f" The most accurate, {_called(learn, learn['best'])}, is {points(best['behind'], sign=False)} ahead."
@@ -360,6 +362,9 @@ def _cost(learn: dict[str, Any], best: Item) -> Item:
     cost = next(c for c in learn["costs"] if c["method"] == best["method"])
     settled, rounds = learn["settled"], cost.get("rounds", learn["rounds"])
     up, down, seconds = cost["bytes_up"] / 1000, cost["bytes_down"] / 1000, cost["seconds"]
+    if not up:
+        text = f"{best['called']}: clients send nothing; {down:,.1f} kB down for the first model."
+        return answer_item("What does it cost?", "nothing is sent", text, cost["seconds"])
     text = (
         f"{rounds} rounds x {up:,.1f} kB up and {down:,.1f} kB down x {seconds['value']:.2g} s on a device "
         f"[{seconds['low']:.2g}, {seconds['high']:.2g} for the middle half of the clients; assumed: 1 GFLOP/s, "
@@ -372,11 +377,17 @@ def _planning(learn: dict[str, Any]) -> Item | None:
     about = learn.get("prediction")
     if about is None:
         return None
-    first = f"Simulated clients put {about['predicted']} first, the true ones {about['realised']}."
+    stable, guess, true = learn["stability"], about["gain"], about["true_gain"]
+    held = guess["low"] is not None and guess["low"] <= true["value"] <= guess["high"]
+    steady = stable["same"] >= _STEADY * stable["redraws"]
+    first = f"Simulated clients put {about['predicted']} first, the true ones {about['realised']}"
+    if about["same"] and not steady:
+        first += f", and so do only {stable['same']} of {stable['redraws']} redraws of the true ones"
     text = (
-        f"{first} For {about['method']} they predict {points(about['gain'])} over FedAvg, where the true clients have "
-        f"{points(about['true_gain'])}; predicted accuracies are {100 * about['error']:.1f} points off, mean over the "
-        "methods. The learning rates were tuned on the true clients; planning without them means guessing the rates."
+        f"{first}. For {about['method']} they predict {points(guess)} over FedAvg, where the true clients have "
+        f"{points(true)}{'' if held else ', outside of what was predicted'}; predicted accuracies are "
+        f"{100 * about['error']:.1f} points off, mean over the methods. The learning rates were tuned on the true "
+        "clients; planning without them means guessing the rates."
     )
-    answer = "yes" if about["same"] else "with care"
-    return answer_item("Could it have been planned on simulated clients?", answer, text, about["gain"])
+    answer = "yes" if about["same"] and held and steady else "with care"
+    return answer_item("Could it have been planned on simulated clients?", answer, text, guess)
