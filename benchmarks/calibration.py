@@ -394,7 +394,7 @@ def main() -> None:
         + worst_rows(repeats)
         + number_rows(repeats)
         + fidelity_rows(repeats)
-        + check_rows(repeats)
+        + check_rows(max(repeats // 2, 2))
         + chosen_rows(repeats)
         + staged_rows(max(repeats // 2, 2))
         + cycle_rows(repeats)
@@ -403,7 +403,7 @@ def main() -> None:
         + served_rows(repeats)
         + size_rows(5 * repeats)
         + sites_rows(2 * repeats)
-        + pool_rows(5 * repeats)
+        + pool_rows(3 * repeats)
         + other_rows(5 * repeats)
     )
     off = {row["number"]: row["standard errors off"] * (1 if row["kind"] == "interval" else -1) for row in rows}

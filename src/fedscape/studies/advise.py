@@ -362,9 +362,9 @@ def _cost(learn: dict[str, Any], best: Item) -> Item:
     cost = next(c for c in learn["costs"] if c["method"] == best["method"])
     settled, rounds = learn["settled"], cost.get("rounds", learn["rounds"])
     up, down, seconds = cost["bytes_up"] / 1000, cost["bytes_down"] / 1000, cost["seconds"]
-    if not up:
-        text = f"{best['called']}: clients send nothing; {down:,.1f} kB down for the first model."
-        return answer_item("What does it cost?", "nothing is sent", text, cost["seconds"])
+    if best["method"] == "local":
+        text = f"{best['called']}: clients send no model; {down:,.1f} kB down for the first one."
+        return answer_item("What does it cost?", "no model is sent", text, cost["seconds"])
     text = (
         f"{rounds} rounds x {up:,.1f} kB up and {down:,.1f} kB down x {seconds['value']:.2g} s on a device "
         f"[{seconds['low']:.2g}, {seconds['high']:.2g} for the middle half of the clients; assumed: 1 GFLOP/s, "
