@@ -124,11 +124,12 @@ def _lede(result: Result) -> str:
             parts.append("Advice: none of the methods, as none is shown to beat guessing.")
         else:
             advised = result["numbers"]["advised"] if "numbers" in result else result["learn"]["advised"]
-            what = "federation" if advised == "local" else "personalisation"
-            worth = first[f"Is {what} worth it?"]["answer"]
+            what = "federation" if advised in ("local", "glm", "trees") else "personalisation"
             words = {"not shown": f"that {what} pays is not shown", "a little": f"{what} pays a little"}
-            verdict = words.get(worth, f"{what} is {worth}")
-            parts.append(f"Advice: {advice}; {verdict}.")
+            words["not known"] = f"whether {what} pays is not known"
+            asked = first.get(f"Is {what} worth it?")  # no personal method may have taken part
+            verdict = "" if asked is None else f"; {words.get(asked['answer'], f'{what} is ' + asked['answer'])}"
+            parts.append(f"Advice: {advice}{verdict}.")
     return " ".join(parts)
 
 

@@ -261,6 +261,8 @@ def _worth(learn: dict[str, Any], best: Item) -> Item | None:
         text = f"Not worth it: {body}; less than {100 * WORTH:.0f} point."
     else:
         text = not_sure(answer, body, learn)
+    if METHODS[best["method"]].family == "tabular":
+        text += f" {best['called']}, which is advised, is one model for all."
     return answer_item(question, WORTH_IT[answer], text, gain)
 
 
@@ -277,6 +279,9 @@ def _alone(learn: dict[str, Any], best: Item) -> Item | None:
     answer = verdict(about)
     lead = {"yes": f"Yes: {body}, paired{_one_seed(learn)}.", "no": f"No: {body}, and the interval ends below a point."}
     text = lead.get(answer) or not_sure(answer, body, learn)
+    if METHODS[best["method"]].family == "tabular" and answer != "yes":
+        text = f"Of linear models: {text} {best['called']} was trained by all together only, not alone."
+        return answer_item("Is federation worth it?", "not known", text, about)
     return answer_item("Is federation worth it?", WORTH_IT[answer], text, about)
 
 
