@@ -127,8 +127,8 @@ def _lede(result: Result) -> str:
             what = "federation" if advised in ("local", "glm", "trees") else "personalisation"
             words = {"not shown": f"that {what} pays is not shown", "a little": f"{what} pays a little"}
             words["not known"] = f"whether {what} pays is not known"
-            asked = first.get(f"Is {what} worth it?")  # no personal method may have taken part
-            verdict = "" if asked is None else f"; {words.get(asked['answer'], f'{what} is ' + asked['answer'])}"
+            worth = first.get(f"Is {what} worth it?")  # no personal method may have taken part
+            verdict = "" if worth is None else f"; {words.get(worth['answer'], f'{what} is ' + worth['answer'])}"
             parts.append(f"Advice: {advice}{verdict}.")
     return " ".join(parts)
 

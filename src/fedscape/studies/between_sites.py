@@ -35,9 +35,9 @@ def sketch_parts(rows: Federation, sketch: DistributionSketch, *, seed: int) -> 
     owner = rows.client_of_row
     luck = Key(seed, purpose="groups of the rows of sites").generator().random(rows.n_rows)
     order = np.lexsort((luck, owner))
-    place = np.arange(rows.n_rows) - rows.offsets[:-1][owner]
+    position = np.arange(rows.n_rows) - rows.offsets[:-1][owner]
     ends = [np.round(np.linspace(0, n, g + 1)).astype(int)[1:] for n, g in zip(rows.sizes, number, strict=True)]
-    group = np.concatenate([np.searchsorted(end, place[owner == i], side="right") for i, end in enumerate(ends)])
+    group = np.concatenate([np.searchsorted(end, position[owner == i], side="right") for i, end in enumerate(ends)])
     first = np.concatenate(([0], np.cumsum(number)))
     sizes = np.bincount(first[:-1][owner] + group, minlength=first[-1])
     column = str(sketch.column)

@@ -200,14 +200,14 @@ class Judged:
     def of_kinds(self, name: str, kind: Array) -> list[tuple[int, int, Interval]]:
         """Number, clients and mean accuracy of each kind [clients]; simultaneous, as the worst is one of several."""
         kinds = [int(k) for k in np.unique(kind)]
-        told = []
+        accuracies = []
         for k in kinds:
             mine = kind == k
             tested = bool((self.rows_tested[mine] > 0).any())
             nothing: Interval = {"value": None, "low": None, "high": None}
             about = self.among(mine).accuracy(name, comparisons=len(kinds)) if tested else nothing
-            told.append((k, int(mine.sum()), about))
-        return told
+            accuracies.append((k, int(mine.sum()), about))
+        return accuracies
 
     def redrawn(self, rng: np.random.Generator) -> Judged:
         """Redraw clients, or rows inside each site, with their hits."""
