@@ -312,6 +312,8 @@ def _measured(measured: Mapping[str, Any]) -> None:
 
 
 def _numbers(about: Mapping[str, Any], digits: int = 3) -> list[str]:
+    if about["low"] is None and about["high"] is None:
+        return [f"{round(about['value'], digits) + 0.0:.{digits}f}", "no interval"]
     # adding 0.0 turns -0.0 into 0.0
     ends = ["?" if about[end] is None else f"{round(about[end], digits) + 0.0:.{digits}f}" for end in ("low", "high")]
     return [f"{round(about['value'], digits) + 0.0:.{digits}f}", f"{ends[0]} to {ends[1]}"]

@@ -124,10 +124,11 @@ def _lede(result: Result) -> str:
             parts.append("Advice: none of the methods, as none is shown to beat guessing.")
         else:
             advised = result["numbers"]["advised"] if "numbers" in result else result["learn"]["advised"]
-            what = "federation" if advised == "local" else "personalisation"
+            what = "federation" if advised in ("local", "glm", "trees") else "personalisation"
             words = {"not shown": f"that {what} pays is not shown", "a little": f"{what} pays a little"}
-            item = first.get(f"Is {what} worth it?")  # a few chosen methods do not always answer it
-            verdict = "" if item is None else "; " + words.get(item["answer"], f"{what} is {item['answer']}")
+            words["not known"] = f"whether {what} pays is not known"
+            worth = first.get(f"Is {what} worth it?")  # no personal method may have taken part
+            verdict = "" if worth is None else f"; {words.get(worth['answer'], f'{what} is ' + worth['answer'])}"
             parts.append(f"Advice: {advice}{verdict}.")
     return " ".join(parts)
 
@@ -166,8 +167,9 @@ def _computed(result: Result) -> str:
         "Gains: paired, variance over trainings (pooled over the methods, Nadeau and Bengio's factor) added, Welch and "
         "Satterthwaite's degrees of freedom, Bonferroni over the methods; with one repeat they leave trainings out. "
         "Worst tenth: posterior of a beta law fitted to resampled clients. Gini: jackknife of clients. "
-        "Heterogeneity: jackknife of clients. They say how the numbers would vary with other clients (of sites: other "
-        "rows), not with another model or longer training."
+        "Heterogeneity: jackknife of clients, of a few sites: of the rows of each. "
+        "They say how the numbers would vary with other clients (of sites: other rows), not with another "
+        "model or longer training."
     )
     entries = {
         "Command": f"<code>{safe(command)}</code>",

@@ -158,6 +158,8 @@ def _skew_reading(about: About) -> str:
     if "value" in features and "value" in by_labels and features["value"] > 0:
         share = max(0.0, min(1.0, by_labels["value"] / features["value"]))
         text += f" Labels explain {share:.0%} of how features differ; the rest is the clients' own way."
+    if about["quantity"]["low"] is None and about["quantity"]["clients"] > 2:
+        text += " Intervals are over the rows inside each site: the sites are all there are, and their sizes are known."
     return text
 
 

@@ -174,10 +174,12 @@ def _accuracy_card(result: Result, order: Sequence[About], predicted: Mapping[st
         ]
     )
     marks = marks.replace("</ul>", f'<li class="ifjudged">{_RING}clients picked</li></ul>')
-    first = order[0]
+    best = result["learn"]["best"]  # of the last stage: others stand as they left
+    first = next(r for r in order if r["method"] == best)
     reading = (
         f"{first['called']} is the most accurate on the true clients: {percent(first['accuracy']['value'])} "
-        f"({between(first['accuracy'], percent)}), mean over clients of rows held out. The line is the better guess."
+        f"({between(first['together'], percent)} as one of several), mean over clients of rows held out. Each bar "
+        "is the interval of that method by itself. The line is the better guess."
     )
     return card(
         "Accuracy, predicted and true",
@@ -300,15 +302,19 @@ def _methods_table(result: Result, order: Sequence[About], predicted: Mapping[st
                 (r["seeds"], NONE if r["seeds"] is None else f"{100 * r['seeds']:.1f}"),
             ]
         )
-    names = ["method", "accuracy", "gain, points", "worst tenth", "its 95% interval", "as seen", "predicted", "rate"]
+    sites = result["learn"]["sites"]
+    worst = "worst site" if sites else "worst tenth"
+    names = ["method", "accuracy", "gain, points", worst, "its 95% interval", "as seen", "predicted", "rate"]
     names.append("repeats, ± points")
     table = table_of(names, rows, sorts=True, numbers=(1, 2, 3, 4, 5, 6, 7, 8), name="methods", label="Methods")
     low = min((r for r in order if not r["baseline"]), key=lambda r: r["worst"]["value"] or 0)
-    reading = (
-        "Click a heading to sort. The worst tenth of the clients (five at least; of sites the worst one) does worst "
-        f"under {low['called']}: {percent(low['worst']['value'])}, with bad luck in few rows taken off; as seen: "
-        "before that."
-    )
+    about = f"does worst under {low['called']}: {percent(low['worst']['value'])}"
+    reading = f"Click a heading to sort. The worst site {about}; intervals are simultaneous over the sites."
+    if not sites:
+        reading = (
+            f"Click a heading to sort. The worst tenth of the clients (five at least) {about}, with bad luck in "
+            "few rows taken off; as seen: before that."
+        )
     return card("Methods in numbers", table, reading, path="learn.true", wide=True, table="methods", anchor="methods")
 
 

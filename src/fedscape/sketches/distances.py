@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedscape.errors import DataError
+from fedscape.statistics.jackknife import jackknife_interval
 from fedscape.types import Array
 
 _BLOCK = 1024
@@ -200,7 +201,8 @@ def heterogeneity(sketches: npt.ArrayLike, sizes: npt.ArrayLike, *, noise: float
     Let w be the probability that two rows of data of one client share a code, b that two of different clients do. Both
     are estimated without bias, with equal weight per client. The value is (w - b) / (1 - b): in population genetics,
     where codes are alleles, it is the fixation index. Twice w - b is the mean squared distance of two clients' laws.
-    The interval is a jackknife over clients. The IID reference is exact:
+    The interval is a jackknife over clients (Student's t, corrected for skewness); it does not end below 0, which the
+    true value never is. The IID reference is exact:
     E|s_i - s|^2 = (1 - |s_r|^2) (N - n_i) / (n_i (N - 1)) for n_i of the N rows drawn without replacement.
 
     Parameters
@@ -235,16 +237,16 @@ def heterogeneity(sketches: npt.ArrayLike, sizes: npt.ArrayLike, *, noise: float
         without = _fixation(
             (within.sum() - within) / (m - 1), (crossed.sum() - 2 * crossed) / rows / ((m - 1) * (m - 2))
         )
-        error = float(np.sqrt((m - 1) / m * ((without - without.mean()) ** 2).sum()))
+        low, high = jackknife_interval(float(value), without)
     else:
-        error = float("inf")
+        low, high = -np.inf, np.inf
     pool = np.einsum("i,irb->rb", n, s) / n.sum()
     apart = ((s - pool) ** 2).sum(axis=(1, 2)).mean() / rows
     expected = (1 - (pool**2).sum() / rows) * ((n.sum() - n) / (n * max(n.sum() - 1, 1))).mean() + added.mean() / rows
     return Heterogeneity(
         value=float(value),
-        low=float(value - 1.96 * error),
-        high=float(value + 1.96 * error),
+        low=low,
+        high=max(high, 0.0),
         distance=float(np.sqrt(apart)),
         iid=float(np.sqrt(max(expected, 0.0))),
         clients=m,

@@ -12,6 +12,7 @@ from fedscape.studies.intervals import FEW
 DEVICE = {"operations": 1e9, "up": 1e6, "down": 4e6}
 
 _ENDS = ("low", "high")
+_STEADY = 0.8  # share of redraws with the same advice, below which agreement with it says little
 #: The answer to whether something is worth it, by its verdict.
 WORTH_IT = {"yes": "worth it", "no": "not worth it", "little": "a little", "unclear": "not shown"}
 
@@ -160,16 +161,17 @@ def _method(learn: dict[str, Any], best: Item | None) -> Item:
     if best is None:
         text = (
             f"None: no method is shown to beat guessing. {lead} over '{over['baseline']}', which needs no training, "
-            f"where the interval would have to lie above 0{settled_by(learn)}. {held}"
+            f"where the interval would have to lie above 0{unsettled(learn)}. {held}"
         )
         return answer_item(question, "none", text, over)
     others = [_called(learn, name) for name in learn["tied"] if name != best["method"]]
     answer = best["called"] + (f", tied with {listed_names(others)}" if others else "")
-    text = f"{best['called']}: accuracy {percent(best['together'])} on rows held out, mean over {_clients(learn)}"
+    text = f"{best['called']}: accuracy {percent(best['together'])} on rows held out, mean over {_clients(learn)}, as "
+    text += f"one of {sum(not row['baseline'] for row in learn['true'])} methods (simultaneous intervals)"
     text += f", {points(best['over'])} over '{over['baseline']}'."
     if best["method"] != learn["best"]:
         text += f" The most accurate, {_called(learn, learn['best'])}, is {points(best['behind'], sign=False)} ahead."
-    text += tied_text(learn, others)
+    text += instead_text(best, learn["true"], over["baseline"]) + tied_text(learn, others)
     simplest = next(row for row in learn["true"] if row["method"] == learn["simplest"])
     if simplest is not best:
         behind = f"{points(simplest['behind'], sign=False)} behind {_called(learn, learn['best'])}"
@@ -186,6 +188,27 @@ def tied_text(learn: dict[str, Any], others: list[str]) -> str:
         text = " None of the others is more than a point ahead (simultaneous intervals)."
         return f" Tied with it{named}.{text}" if others else text
     return f" Tied with it, as far as these data tell{named}{settled_by(learn)}." if others else ""
+
+
+def unsettled(learn: dict[str, Any]) -> str:
+    """Say that none is a point ahead of guessing where that is shown, else what would give a clearer answer."""
+    if learn["stages"][-1]["settled"]:
+        return "; that none leads by more than a point is shown"
+    return settled_by(learn)
+
+
+def instead_text(best: Item, rows: list[Item], baseline: str) -> str:
+    """Explain a method that is advised without a gain over the common one that is shown: that one may be guessing."""
+    gain = best["gain"]
+    if gain is None or best["method"] == "local" or (gain["low"] is not None and gain["low"] > 0):
+        return ""
+    common = next(row for row in rows if not row["baseline"] and row["gain"] is None)
+    if common["over"]["low"] is not None and common["over"]["low"] > 0:
+        return ""
+    return (
+        f" Its gain over {common['called']} is not shown, but {common['called']} is not shown to beat '{baseline}': "
+        f"{points(common['over'])}."
+    )
 
 
 def listed_names(names: list[str]) -> str:
@@ -238,6 +261,8 @@ def _worth(learn: dict[str, Any], best: Item) -> Item | None:
         text = f"Not worth it: {body}; less than {100 * WORTH:.0f} point."
     else:
         text = not_sure(answer, body, learn)
+    if METHODS[best["method"]].family == "tabular":
+        text += f" {best['called']}, which is advised, is one model for all."
     return answer_item(question, WORTH_IT[answer], text, gain)
 
 
@@ -254,6 +279,9 @@ def _alone(learn: dict[str, Any], best: Item) -> Item | None:
     answer = verdict(about)
     lead = {"yes": f"Yes: {body}, paired{_one_seed(learn)}.", "no": f"No: {body}, and the interval ends below a point."}
     text = lead.get(answer) or not_sure(answer, body, learn)
+    if METHODS[best["method"]].family == "tabular" and answer != "yes":
+        text = f"Of linear models: {text} {best['called']} was trained by all together only, not alone."
+        return answer_item("Is federation worth it?", "not known", text, about)
     return answer_item("Is federation worth it?", WORTH_IT[answer], text, about)
 
 
@@ -339,6 +367,9 @@ def _cost(learn: dict[str, Any], best: Item) -> Item:
     cost = next(c for c in learn["costs"] if c["method"] == best["method"])
     settled, rounds = learn["settled"], cost.get("rounds", learn["rounds"])
     up, down, seconds = cost["bytes_up"] / 1000, cost["bytes_down"] / 1000, cost["seconds"]
+    if best["method"] == "local":
+        text = f"{best['called']}: clients send no model; {down:,.1f} kB down for the first one."
+        return answer_item("What does it cost?", "no model is sent", text, cost["seconds"])
     text = (
         f"{rounds} rounds x {up:,.1f} kB up and {down:,.1f} kB down x {seconds['value']:.2g} s on a device "
         f"[{seconds['low']:.2g}, {seconds['high']:.2g} for the middle half of the clients; assumed: 1 GFLOP/s, "
@@ -351,11 +382,17 @@ def _planning(learn: dict[str, Any]) -> Item | None:
     about = learn.get("prediction")
     if about is None:
         return None
-    first = f"Simulated clients put {about['predicted']} first, the true ones {about['realised']}."
+    stable, guess, true = learn["stability"], about["gain"], about["true_gain"]
+    held = guess["low"] is not None and guess["low"] <= true["value"] <= guess["high"]
+    steady = stable["same"] >= _STEADY * stable["redraws"]
+    first = f"Simulated clients put {about['predicted']} first, the true ones {about['realised']}"
+    if about["same"] and not steady:
+        first += f", and so do only {stable['same']} of {stable['redraws']} redraws of the true ones"
     text = (
-        f"{first} For {about['method']} they predict {points(about['gain'])} over FedAvg, where the true clients have "
-        f"{points(about['true_gain'])}; predicted accuracies are {100 * about['error']:.1f} points off, mean over the "
-        "methods. The learning rates were tuned on the true clients; planning without them means guessing the rates."
+        f"{first}. For {about['method']} they predict {points(guess)} over FedAvg, where the true clients have "
+        f"{points(true)}{'' if held else ', outside of what was predicted'}; predicted accuracies are "
+        f"{100 * about['error']:.1f} points off, mean over the methods. The learning rates were tuned on the true "
+        "clients; planning without them means guessing the rates."
     )
-    answer = "yes" if about["same"] else "with care"
-    return answer_item("Could it have been planned on simulated clients?", answer, text, about["gain"])
+    answer = "yes" if about["same"] and held and steady else "with care"
+    return answer_item("Could it have been planned on simulated clients?", answer, text, guess)

@@ -8,13 +8,14 @@ from fedscape.studies.advise import (
     WORTH_IT,
     Item,
     answer_item,
+    instead_text,
     joining_item,
     listed_names,
     not_sure,
     points,
-    settled_by,
     stability_text,
     tied_text,
+    unsettled,
     verdict,
 )
 
@@ -65,7 +66,7 @@ def _method(about: dict[str, Any], rows: dict[str, Item], best: Item | None) -> 
     lead = f"{top['called']}, the most exact, explains {points(over)} of the variance more than '{over['baseline']}'"
     if best is None:
         text = f"None: no model is shown to beat a mean. {lead}, where the interval would have to lie above 0"
-        return answer_item("Which method?", "none", f"{text}{settled_by(about)}. {stability_text(about)}", over)
+        return answer_item("Which method?", "none", f"{text}{unsettled(about)}. {stability_text(about)}", over)
     others = [rows[name]["called"] for name in about["tied"] if name != best["method"]]
     answer = best["called"] + (f", tied with {listed_names(others)}" if others else "")
     text = (
@@ -75,7 +76,7 @@ def _method(about: dict[str, Any], rows: dict[str, Item], best: Item | None) -> 
     )
     if best["method"] != about["best"]:
         text += f" The most exact, {top['called']}, is {points(best['behind'], sign=False)} ahead."
-    text += tied_text(about, others)
+    text += instead_text(best, about["true"], over["baseline"]) + tied_text(about, others)
     simplest = rows[about["simplest"]]
     if simplest is not best:
         behind = f"{points(simplest['behind'], sign=False)} behind {top['called']}"

@@ -24,7 +24,7 @@ class Choice:
     advised: str | None
     best: str
     tied: tuple[str, ...]
-    simplest: str | None  # of the tied that are shown to beat guessing
+    simplest: str | None  # of those shown to beat guessing, tied ones first
     over: Interval
     baseline: str
 
@@ -34,12 +34,13 @@ def choose(judged: Judged, *, order: tuple[str, ...] = ORDER, common: str = "fed
 
     Methods of the order without hits have left the tournament; the intervals are simultaneous for all of the order.
 
-    A method is *able* if its paired interval shows that it beats the better baseline, and *supported* if it is also
-    local, the common one, or shown to gain over the common one. It is *tied* unless it is a point or more behind the
-    most accurate of all, and shown to be behind. Advised is the simplest supported method that is less than half a
-    point behind the most accurate of them, or is shown to be at most a point behind it; one that is not tied only if
-    no supported one is. If no method is able, none is advised. The intervals are simultaneous: the most accurate is one
-    of several.
+    A method is *able* if its paired interval shows that it beats the better baseline, and *tied* unless it is a point
+    or more behind the most accurate of all, and shown to be behind. Of those that are both (of the able, if none is),
+    the *supported* are local, the common one, and those shown to gain over the common one; if there is none, all. Then
+    the common one is not able itself, and guessing is what has to be beaten. Advised is the simplest supported method
+    that is less than half a point behind the most accurate of them, or is shown to be at most a point behind it. If no
+    method is able, none is advised. All intervals are simultaneous: the most accurate is one of several, and so is the
+    one that beats guessing.
     """
     means, present = judged.means, [name for name in order if name in judged.hits]
     best = max(present, key=lambda name: means[name])
@@ -49,29 +50,27 @@ def choose(judged: Judged, *, order: tuple[str, ...] = ORDER, common: str = "fed
         return judged.difference(first, second, comparisons=len(order) - 1)
 
     tied = tuple(m for m in present if m == best or not _worth(lead(best, m)))
-    able = [m for m in present if _above(judged.difference(m, baseline), 0.0)]
-    supported = [m for m in able if m in ("local", common) or _above(lead(m, common), 0.0)]
-    supported = [m for m in supported if m in tied] or supported
+    able = [m for m in present if _above(judged.difference(m, baseline, comparisons=len(order)), 0.0)]
+    likely = [m for m in able if m in tied] or able
+    supported = [m for m in likely if m in ("local", common) or _above(lead(m, common), 0.0)] or likely
     top = max(supported, key=lambda name: means[name], default=None)
     advised = next((m for m in supported if top in (None, m) or _near(lead(str(top), m))), None)
-    simplest = next((m for m in tied if m in able), None)
-    return Choice(advised, best, tied, simplest, judged.difference(best, baseline), baseline)
+    simplest = next(iter(likely), None)
+    over = judged.difference(best, baseline, comparisons=len(order))
+    return Choice(advised, best, tied, simplest, over, baseline)
 
 
 def _near(loss: Interval) -> bool:
     return bool(loss["value"] < NEAR or (loss["high"] is not None and loss["high"] <= WORTH))
 
 
-def rivals(judged: Judged, choice: Choice, *, order: tuple[str, ...] = ORDER) -> tuple[str, ...]:
-    """Methods that further clients may still show to be better than the advice by more than a point.
-
-    Without any, the advice is settled: it is shown to lose at most a point against every method (where none is advised:
-    guessing is).
-    """
+def may_lead(judged: Judged, name: str, choice: Choice, *, order: tuple[str, ...] = ORDER) -> bool:
+    """Whether a method may still be more than a point better than the advice (where none is advised: than guessing)."""
     mine = choice.baseline if choice.advised is None else choice.advised
-    others = [name for name in choice.tied if name != mine]
-    ahead = {name: judged.difference(name, mine, comparisons=len(order) - 1)["high"] for name in others}
-    return tuple(name for name, high in ahead.items() if high is None or high > WORTH)
+    if mine not in judged.hits:
+        return True
+    high = judged.difference(name, mine, comparisons=len(order) - 1)["high"]
+    return name != mine and (high is None or high > WORTH)
 
 
 def _worth(gain: Interval) -> bool:

@@ -192,6 +192,23 @@ class Judged:
         tested = number > 0
         return float((own[tested] / number[tested]).sum() / max(tested.sum(), 1) ** 2)
 
+    def among(self, chosen: Array) -> Judged:
+        """The same for some of the clients, a mask [clients]."""
+        rows = chosen[self.owner]
+        return replace(self, hits={name: runs[:, rows] for name, runs in self.hits.items()}, owner=self.owner[rows])
+
+    def of_kinds(self, name: str, kind: Array) -> list[tuple[int, int, Interval]]:
+        """Number, clients and mean accuracy of each kind [clients]; simultaneous, as the worst is one of several."""
+        kinds = [int(k) for k in np.unique(kind)]
+        accuracies = []
+        for k in kinds:
+            mine = kind == k
+            tested = bool((self.rows_tested[mine] > 0).any())
+            nothing: Interval = {"value": None, "low": None, "high": None}
+            about = self.among(mine).accuracy(name, comparisons=len(kinds)) if tested else nothing
+            accuracies.append((k, int(mine.sum()), about))
+        return accuracies
+
     def redrawn(self, rng: np.random.Generator) -> Judged:
         """Redraw clients, or rows inside each site, with their hits."""
         order = np.argsort(self.owner, kind="stable")

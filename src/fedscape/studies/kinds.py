@@ -139,7 +139,7 @@ def _words(component: dict[str, Any], pool: Array, names: Sequence[str], number:
     if number == 1:
         top = np.argsort(-means)[:4]
         listed = ", ".join(f"{names[j]} ({means[j]:.1%})" for j in top)
-        return f"{text}. Most frequent: {listed}. They differ among themselves as {alike} says."
+        return f"{text}. Most frequent: {listed}. Inside the kind: {alike}."
     gain = means - pool
     more = [j for j in np.argsort(-gain)[:3].tolist() if gain[j] > 0.005]
     less = [j for j in np.argsort(gain)[:3].tolist() if gain[j] < -0.005]

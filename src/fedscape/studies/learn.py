@@ -21,7 +21,7 @@ from fedscape.studies.budget import Budget, Limits
 from fedscape.studies.choose import Choice, choose, stability
 from fedscape.studies.explain import watched
 from fedscape.studies.fidelity import clients_of
-from fedscape.studies.intervals import FEW, around, mean_interval, plain
+from fedscape.studies.intervals import FEW, around, plain
 from fedscape.studies.judged import BASELINES, Judged
 from fedscape.studies.prepare import Prepared
 from fedscape.studies.sites import are_sites, joining
@@ -163,19 +163,16 @@ def _beside(
     section: dict[str, Any], judged: Judged, choice: Choice, predicted: Choice, shares: Array, order: Sequence[str]
 ) -> dict[str, Any]:
     """Further numbers for the advice: by kind, federated against alone, simulated against true, rounds to settle."""
-    mine = judged.clients[choice.advised or choice.best]
     kind = shares.argmax(axis=1)
+    of_kinds = {name: judged.of_kinds(name, kind) for name in judged.hits}
     by_kind = [
         {
             "kind": f"kind {chr(ord('A') + k)}",
-            "clients": int((kind == k).sum()),
-            **mean_interval(mine[kind == k], least=0.0, most=1.0),
-            "methods": {
-                name: mean_interval(judged.clients[name][kind == k], least=0.0, most=1.0) for name in judged.hits
-            },
+            "clients": n,
+            **about,
+            "methods": {m: of_kinds[m][i][2] for m in of_kinds},
         }
-        for k in range(shares.shape[1])
-        if (kind == k).any()
+        for i, (k, n, about) in enumerate(of_kinds[choice.advised or choice.best])
     ]
     together = _federated(judged, order)
     value = {which: {row["method"]: row for row in section[which]} for which in ("true", "simulated")}

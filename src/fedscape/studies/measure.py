@@ -13,6 +13,7 @@ from fedscape.core.random import Key
 from fedscape.simulate import ConditionallyIID, Labels, plan
 from fedscape.sketches import DistributionSketch, heterogeneity, pairwise
 from fedscape.statistics.description import label_skew
+from fedscape.studies.between_sites import interval_over_rows, label_parts, sketch_parts
 from fedscape.studies.intervals import gini_interval, plain
 from fedscape.studies.prepare import Prepared
 from fedscape.types import Array
@@ -23,8 +24,10 @@ _WORK = 2e10  # multiplications for the sketches of all rows: a few seconds
 _ON_MAP = 600
 
 
-def measure(data: Prepared, *, seed: int = 0) -> dict[str, Any]:
+def measure(data: Prepared, *, seed: int = 0, sites: bool = False) -> dict[str, Any]:
     """Label, feature and quantity skew, each with its interval and the value of IID clients.
+
+    Intervals are over clients; of a few `sites`, which are all there are, over the rows inside each.
 
     >>> from fedscape import datasets
     >>> from fedscape.studies.prepare import prepare
@@ -32,25 +35,27 @@ def measure(data: Prepared, *, seed: int = 0) -> dict[str, Any]:
     0.157
     """
     section: dict[str, Any] = {
-        "labels": _labels(data.counts, seed),
-        "quantity": _quantity(data.counts.sum(axis=1)),
+        "labels": _labels(data.counts, seed, sites),
+        "quantity": _quantity(data.counts.sum(axis=1), sites),
     }
     shown = _on_map(len(data.counts), seed)
     maps = {"labels": _map(_shares(data.counts)[shown], data.counts.sum(axis=1)[shown])}
     maps["labels"] |= directions(data.counts[shown], maps["labels"]["points"], data.names)
     if data.rows is not None and "x" in data.rows:
-        about, sketches = sketched(data.rows, "x", seed=seed)
+        about, sketches = sketched(data.rows, "x", seed=seed, sites=sites)
         section["features"] = about
         if sketches is not None:
             maps["features"] = _map(sketches[shown], data.rows.sizes[shown])
             if data.labels:
-                about["by_labels"] = _by_labels(data, seed)
+                about["by_labels"] = _by_labels(data, seed, sites)
     section["map"] = {"clients": shown.tolist(), **{name: plain(points, 4) for name, points in maps.items()}}
     rounded: dict[str, Any] = plain({k: v for k, v in section.items() if k != "map"})
     return rounded | {"map": section["map"]}
 
 
-def sketched(federation: Federation, features: str, *, seed: int = 0) -> tuple[dict[str, Any], Array | None]:
+def sketched(
+    federation: Federation, features: str, *, seed: int = 0, sites: bool = False
+) -> tuple[dict[str, Any], Array | None]:
     """Heterogeneity of a numeric column by sketches: value, interval, IID reference; also the sketches."""
     if (federation.sizes >= 2).sum() < 2:
         return {"clients": int((federation.sizes >= 2).sum())}, None
@@ -59,8 +64,11 @@ def sketched(federation: Federation, features: str, *, seed: int = 0) -> tuple[d
     rows = max(4, min(int(np.ceil(np.sqrt(federation.n_rows))), max(work, 32), _MOST_SKETCH_ROWS, most))
     sketch = DistributionSketch(rows, bits=bits, column=features, centre="mean", seed=seed)
     sketches = sketch.fit(federation, progress=False).transform(federation)
-    result = heterogeneity(sketches, federation.sizes)
-    return plain({**asdict(result), "rows": rows, "cells": 2**bits}), sketches
+    about = asdict(heterogeneity(sketches, federation.sizes))
+    if sites:
+        parts, counts = sketch_parts(federation, sketch, seed=seed), sketches * federation.sizes[:, None, None]
+        about["low"], about["high"] = interval_over_rows(counts, parts, about["value"])
+    return plain({**about, "rows": rows, "cells": 2**bits}), sketches
 
 
 def _shares(counts: Array) -> Array:
@@ -68,30 +76,34 @@ def _shares(counts: Array) -> Array:
     return np.asarray(counts / np.maximum(counts.sum(axis=1, keepdims=True), 1))[:, None, :]
 
 
-def _labels(counts: Array, seed: int) -> dict[str, Any]:
+def _labels(counts: Array, seed: int, sites: bool) -> dict[str, Any]:
     skew = label_skew(counts, seed=seed)
     about = {"tvd": skew["distance"], "tvd_iid": skew["iid"], "tvd_iid_sd": skew["iid_sd"]}
     about |= {"categories": skew["categories"], "categories_per_client": skew["categories_per_client"]}
     sizes = counts.sum(axis=1)
     if (sizes >= 2).sum() >= 2:
         about |= asdict(heterogeneity(_shares(counts), sizes))
+        if sites:
+            about["low"], about["high"] = interval_over_rows(counts[:, None, :], label_parts(counts), about["value"])
     return about
 
 
-def _quantity(sizes: Array) -> dict[str, Any]:
+def _quantity(sizes: Array, sites: bool) -> dict[str, Any]:
     numbers = sizes.astype(float)
     effective = numbers.sum() ** 2 / max((numbers**2).sum(), 1e-12)
     about = gini_interval(numbers)
+    if sites:
+        about |= {"low": None, "high": None}  # the sizes are known
     return {**about, "effective_clients": float(effective), "clients": len(sizes)}
 
 
-def _by_labels(data: Prepared, seed: int) -> dict[str, Any]:
+def _by_labels(data: Prepared, seed: int, sites: bool) -> dict[str, Any]:
     """Heterogeneity of features after permuting rows within each label: the part that labels explain."""
     assert data.rows is not None  # checked by the caller
     counts = data.rows.counts("y")
     column = Labels("y", counts.shape[1])
     swapped = plan(ConditionallyIID(counts), data.rows, column=column, seed=seed).federation()
-    return sketched(swapped, "x", seed=seed)[0]
+    return sketched(swapped, "x", seed=seed, sites=sites)[0]
 
 
 def _on_map(n: int, seed: int) -> Array:

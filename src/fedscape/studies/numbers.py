@@ -12,7 +12,7 @@ from fedscape.studies import tournament as learning
 from fedscape.studies.budget import Budget, Limits
 from fedscape.studies.choose import stability
 from fedscape.studies.explain import watched
-from fedscape.studies.intervals import FEW, mean_interval, plain
+from fedscape.studies.intervals import FEW, plain
 from fedscape.studies.judged_numbers import MEANS, JudgedNumbers
 from fedscape.studies.linear_models import CALLED, SETTINGS, fitted
 from fedscape.studies.prepare import Prepared
@@ -77,7 +77,7 @@ def numbers(
         "stability": stability(judged, choice, order=ORDER, common=COMMON, seed=seed),
         "federated": judged.difference(together, "local", comparisons=len(ORDER) - 1),
         "federated_method": CALLED[together],
-        "by_kind": _by_kind(judged.clients[choice.advised or choice.best], shares[who], 1 if show_clients else FEW),
+        "by_kind": _by_kind(judged, choice.advised or choice.best, shares[who], 1 if show_clients else FEW),
         "costs": costs(true, seed=seed),
     }
     if few:
@@ -154,7 +154,7 @@ def standing(stage: Stage[JudgedNumbers], *, seed: int) -> list[dict[str, Any]]:
             "mae": judged.mae(name),
             "worst": judged.worst(name, seed=seed),
             "gain": None,
-            "over": None if name in MEANS else judged.difference(name, base),
+            "over": None if name in MEANS else judged.difference(name, base, comparisons=len(ORDER)),
             "behind": judged.difference(stage.choice.best, name, comparisons=len(ORDER) - 1),
             "setting": learning.typical(used)[name] if name in used else None,
             "clients": len(stage.who),
@@ -167,12 +167,10 @@ def standing(stage: Stage[JudgedNumbers], *, seed: int) -> list[dict[str, Any]]:
     return rows
 
 
-def _by_kind(scores: Array, shares: Array, least: int) -> list[dict[str, Any]]:
-    kind = shares.argmax(axis=1)
-    number = [int((kind == k).sum()) for k in range(shares.shape[1])]
+def _by_kind(judged: JudgedNumbers, method: str, shares: Array, least: int) -> list[dict[str, Any]]:
     return [
-        {"kind": f"kind {chr(ord('A') + k)}", "clients": n, **mean_interval(scores[kind == k], most=1.0)}
-        for k, n in enumerate(number)
+        {"kind": f"kind {chr(ord('A') + k)}", "clients": n, **about}
+        for k, n, about in judged.of_kinds(method, shares.argmax(axis=1))
         if n >= max(least, 1)
     ]
 

@@ -11,7 +11,7 @@ import numpy as np
 from fedscape.core.federation import Federation
 from fedscape.core.random import Key
 from fedscape.studies.budget import ROWS_EACH, Budget, Limits
-from fedscape.studies.choose import Choice, choose, rivals
+from fedscape.studies.choose import Choice, choose, may_lead
 from fedscape.studies.judged import Judged
 from fedscape.types import Array
 
@@ -44,8 +44,8 @@ def staged(
 
     Every stage has the clients and rows of the one before. A method leaves if it is shown to be a point or more behind
     the most accurate one, or to be at most a point ahead of the one advised; training alone, the common method and the
-    advised one stay. So a larger budget begins as a smaller one does. If that settled the advice it is the same, and no
-    method comes back.
+    advised one stay. One of the second sort comes back if other advice takes the place of what it was compared with.
+    So a larger budget begins as a smaller one does. If that settled the advice it is the same.
     """
     played: list[Stage[J]] = []
     names = order
@@ -57,11 +57,13 @@ def staged(
             continue
         judged, used = play(mine, limits, names)
         choice = choose(judged, order=order, common=common)
-        left = rivals(judged, choice, order=order)
+        last = {name: (stage.judged, stage.choice) for stage in played for name in stage.used}
+        last |= dict.fromkeys(used, (judged, choice))
+        left = tuple(m for m in order if m in last[m][1].tied and may_lead(last[m][0], m, choice, order=order))
         played.append(Stage(limits, who, mine, judged, used, choice, left))
         if not left:
             break
-        names = tuple(name for name in names if name in ("local", common, choice.advised, *left))
+        names = tuple(name for name in order if name in ("local", common, choice.advised, *left))
     return played
 
 

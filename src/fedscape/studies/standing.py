@@ -16,9 +16,9 @@ from fedscape.types import Array
 def standing(judged: Judged, *, seed: int, entered: int | None = None) -> list[dict[str, Any]]:
     """Tabulate every method and baseline: accuracy, worst tenth, gain over FedAvg and lead over the baseline.
 
-    Gains and leads are paired. The intervals of the gains are simultaneous; a lead is that over the better baseline.
-    `together` is the accuracy with a simultaneous interval, valid also for the method chosen for its accuracy. All
-    are simultaneous for as many methods as `entered` the tournament; by default these.
+    Gains and leads are paired, with simultaneous intervals; a lead is that over the better baseline. `together` is the
+    accuracy with a simultaneous interval, valid also for the method chosen for its accuracy. All are simultaneous for
+    as many methods as `entered` the tournament; by default these.
     """
     trained = [name for name in judged.hits if name not in BASELINES]
     number = len(trained) if entered is None else entered
@@ -34,7 +34,7 @@ def standing(judged: Judged, *, seed: int, entered: int | None = None) -> list[d
             "together": judged.accuracy(name, comparisons=number),
             "worst": worst(judged, name, seed=seed),
             "gain": None,
-            "over": None if name in BASELINES else judged.difference(name, base),
+            "over": None if name in BASELINES else judged.difference(name, base, comparisons=number),
         }
         if name in trained and name != "fedavg":
             row["gain"] = judged.difference(name, "fedavg", comparisons=number - 1)

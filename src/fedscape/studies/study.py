@@ -33,6 +33,7 @@ from fedscape.studies.presence_advice import advice as presence_advice
 from fedscape.studies.reference import reference
 from fedscape.studies.result import Study
 from fedscape.studies.schema import FORMAT, Result
+from fedscape.studies.sites import are_sites
 from fedscape.studies.stages import STAGES, Stages
 from fedscape.studies.tournament import entrants
 from fedscape.studies.virtual_time import Log
@@ -197,7 +198,7 @@ def _fill(
         inside = {"images": images(data), "sequences": sequences(data, seed=seed)}
         result |= {name: section for name, section in inside.items() if section is not None}
     with stages.of("measure"):
-        result["measure"] = measure(data, seed=seed)
+        result["measure"] = measure(data, seed=seed, sites=are_sites(len(data.counts), options["sites"]))
     with stages.of("model"):
         result["model"], mixture, shares = model(data, seed=seed, progress=False, engine_for=engine_for)
         if counted is not None:

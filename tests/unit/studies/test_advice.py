@@ -304,3 +304,22 @@ def test_trainings_that_move_widen_it_by_as_much():
              for seed in range(60)]  # fmt: skip
     true = 0.05**2 * (1 / 4 + 1 / 3)
     assert abs(np.mean(found) - true) < 5 * np.std(found, ddof=1) / np.sqrt(60)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_advice_follows_from_the_table_where_little_is_shown(seed):
+    """None is advised only if no lead over guessing lies above 0; what is advised is shown to beat it, and is near."""
+    level = dict.fromkeys(NAMES, 0.4) | {"ifca": 0.45, "fedem": 0.46, "fedgmm": 0.44, "local": 0.38 + 0.02 * (seed % 4)}
+    found = judged(level, clients=40, rows=20, seed=seed, spread=0.05)
+    choice, rows = choose(found), {row["method"]: row for row in standing(found, seed=seed)}
+    shown = {m for m in learn.ENTRANTS if rows[m]["over"]["low"] > 0}
+    assert (choice.advised is None) == (not shown)
+    assert choice.over == rows[choice.best]["over"]
+    if choice.advised is not None:
+        assert {choice.advised, choice.simplest} <= shown
+        gain = rows[choice.advised]["gain"]
+        common = choice.advised in ("local", "fedavg") or gain["low"] > 0
+        assert common or "fedavg" not in shown or "fedavg" not in choice.tied
+        federated = found.difference(max(set(shown) - {"local"}, key=found.means.get, default="fedavg"), "local",
+                                     comparisons=5)  # fmt: skip
+        assert choice.advised != "local" or federated["low"] <= 0 or federated["value"] < 0.01

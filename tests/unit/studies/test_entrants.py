@@ -56,8 +56,38 @@ def test_a_study_of_a_table_has_trees_and_a_glm_with_all_that_others_have():
     assert {cost["method"]: cost.get("rounds") for cost in learn["costs"]}["trees"] == 20
     assert any("cut to their quantiles 0.005 and 0.995" in note for note in done.result["notes"])
     question = next(item for item in done.result["advise"] if item["question"] == "Is personalisation worth it?")
-    assert "Boosted trees" not in question["text"]
-    assert "Boosted trees" in done.html()
+    assert question["text"].endswith("Boosted trees, which is advised, is one model for all.")
+    joined = next(item for item in done.result["advise"] if item["question"] == "Is federation worth it?")
+    assert (joined["answer"] == "worth it") == (joined["low"] > 0 and joined["value"] >= 0.01)
+    assert joined["answer"] in ("worth it", "not known")  # trees were not trained alone
+    assert "Advice: Boosted trees; " in done.html()
+
+
+def test_a_tournament_without_a_personal_method_asks_nothing_about_one():
+    done = study(shop(), methods=["glm"], rounds=2, seeds=2, progress=False)
+    assert {row["method"] for row in done.result["learn"]["true"] if not row["baseline"]} == {"fedavg", "glm", "local"}
+    assert all("ersonalisation" not in item["question"] for item in done.result["advise"])
+    assert "Which method?" in done.html()
+
+
+def test_training_alone_sends_no_model_and_a_forecast_that_failed_is_no_yes():
+    from fedscape.studies.advise import _cost, _planning
+
+    cost = {"method": "local", "bytes_up": 16, "bytes_down": 400, "seconds": {"value": 0.1, "low": 0.1, "high": 0.1}}
+    item = _cost({"costs": [cost], "settled": 4, "rounds": 20}, {"method": "local", "called": "Local (alone)"})
+    assert item["answer"] == "no model is sent"
+    about = {"predicted": "IFCA", "realised": "IFCA", "same": True, "method": "IFCA", "error": 0.01}
+    about |= {
+        "gain": {"value": 0.05, "low": 0.02, "high": 0.08},
+        "true_gain": {"value": 0.04, "low": 0.01, "high": 0.07},
+    }
+    steady = {"same": 90, "redraws": 100, "others": {}}
+    assert _planning({"prediction": about, "stability": steady})["answer"] == "yes"
+    moved = _planning({"prediction": about, "stability": {**steady, "same": 60}})
+    assert (moved["answer"], "60 of 100 redraws" in moved["text"]) == ("with care", True)
+    off = about | {"true_gain": {"value": 0.09, "low": 0.06, "high": 0.12}}
+    failed = _planning({"prediction": off, "stability": steady})
+    assert (failed["answer"], "outside of what was predicted" in failed["text"]) == ("with care", True)
 
 
 def test_named_methods_are_those_of_the_tournament_beside_fedavg_and_local():

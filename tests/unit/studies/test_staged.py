@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from fedscape import Federation
 from fedscape.studies.budget import BUDGETS, Budget, Limits, budget_of
-from fedscape.studies.choose import ORDER, choose, rivals
+from fedscape.studies.choose import ORDER, choose, may_lead
 from fedscape.studies.judged import BASELINES, Judged
 from fedscape.studies.staged import clients_of_stage, fewer_rows, most_per_client, notes_of, staged
 
@@ -132,9 +133,9 @@ def test_no_advice_is_settled_where_no_method_leads_guessing_by_a_point():
     choice = choose(judged)
     assert choice.advised is None
     ahead = {m: judged.difference(m, choice.baseline, comparisons=5)["high"] for m in ORDER}
-    assert rivals(judged, choice) == tuple(m for m in choice.tied if ahead[m] > 0.01)
+    assert {m for m in ORDER if may_lead(judged, m, choice)} == {m for m in ORDER if ahead[m] > 0.01}
     few = play_of(NOTHING, [])(fed.take(np.arange(20)), LADDER[0], ORDER)[0]
-    assert rivals(few, choose(few))
+    assert any(may_lead(few, m, choose(few)) for m in choose(few).tied)
 
 
 def test_intervals_stay_simultaneous_for_all_that_entered():
@@ -143,4 +144,28 @@ def test_intervals_stay_simultaneous_for_all_that_entered():
     assert set(choice.tied) <= {"local", "fedavg", "fedem"}
     mine = choice.advised
     ahead = {m: judged.difference(m, mine, comparisons=5)["high"] for m in ("local", "fedavg", "fedem")}
-    assert set(rivals(judged, choice)) == {m for m in choice.tied if m != mine and ahead[m] > 0.01}
+    assert {m for m in ahead if may_lead(judged, m, choice)} == {m for m in ahead if m != mine and ahead[m] > 0.01}
+    assert may_lead(judged, "local", replace(choice, advised="ifca"))  # never compared with it
+
+
+def test_a_method_comes_back_if_what_it_was_compared_with_is_no_longer_advised():
+    """FedGMM leaves as at most a point ahead of FedEM; then FedAvg is advised, which it was not shown to be near."""
+    calls: list = []
+
+    def play(rows: Federation, limits: Limits, those: tuple[str, ...]):
+        chance = LEVEL | {"local": 0.5, "fedavg+": 0.5, "ifca": 0.795, "fedem": 0.8, "fedgmm": 0.803}
+        chance["fedavg"] = 0.7 if not calls else 0.797
+        calls.append(those)
+        luck, fold = np.random.default_rng(5).random((2, rows.n_rows)), rows["at"] % 4
+        hits = {
+            name: np.where(fold == np.arange(4)[:, None], luck[int(name == "ifca")] < chance[name], -1).astype(np.int8)
+            for name in (*those, *BASELINES)
+        }
+        return Judged(hits, rows.client_of_row, len(rows), 4), {name: [0.1] for name in those}
+
+    stages = staged(federation(3_000, 12), budget_of("20min"), play, order=ORDER, common="fedavg", seed=0)
+    assert [stage.choice.advised for stage in stages[:2]] == ["fedem", "fedavg"]
+    assert "fedgmm" in calls[0]
+    assert "fedgmm" not in calls[1]
+    assert "fedgmm" in stages[1].rivals
+    assert "fedgmm" in calls[2]

@@ -190,14 +190,14 @@ def test_training_alone_is_no_personalisation():
     from fedscape.studies.advise import _worth
 
     rows = [
-        {"method": m, "called": m, "clients": 9, "accuracy": apart(v, v, v), "gain": g}
+        {"method": m, "called": m, "accuracy": apart(v, v, v), "gain": g, "clients": 9}
         for m, v, g in (
             ("fedavg", 0.7, None),
             ("fedem", 0.7, apart(0.001, -0.003, 0.004)),
             ("local", 0.9, apart(0.2, 0.1, 0.3)),
         )
     ]
-    item = _worth({"true": rows, "seeds": 2, "sites": False, "capped": False, "clients": 9}, rows[2])
+    item = _worth({"true": rows, "clients": 9, "seeds": 2, "sites": False, "capped": False}, rows[2])
     assert item["answer"] == "not worth it"
     assert "fedem" in item["text"]
 
