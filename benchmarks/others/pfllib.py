@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from board import Split, by_classes, by_dirichlet, data_folder, dealt, images
+from board import Split, by_classes, by_dirichlet, data_folder, dealt, images, reach
 from torch import nn
 
 from cells import Row, check_time, run_cells
@@ -33,7 +33,7 @@ from fedscape.methods import Course, Options
 from fedscape.personal import FedDBE
 from fedscape.personal.shared import evaluation, with_kept_of
 from fedscape.types import Arrays
-from table import RESULTS, arguments, half_width, report
+from table import RESULTS, arguments, report
 
 PUBLISHED = {  # Fashion-MNIST, two classes a client, Dirichlet 0.1
     "fedavg": (80.4, 85.9), "fedper": (99.47, 97.44), "fedrep": (99.56, 97.56), "fedbabu": (99.41, 97.46),
@@ -110,9 +110,9 @@ def table(rows: list[Row]) -> list[Row]:
             first = max(best, key=lambda m: np.mean(best[m]), default="")
             for place, m in enumerate(sorted(best, key=lambda m: -np.mean(best[m])), start=1):
                 line: dict[str, Any] = {"set": name, "deal": part, "place": place, "method": m}
-                line |= {"best": f"{np.mean(best[m]):.2f}", "± 95%": f"{half_width(best[m]):.2f}"}
+                line |= {"best": f"{np.mean(best[m]):.2f}", "± 95%": reach(best[m], ".2f")}
                 behind = [each[first][s] - v for s, v in each[m].items() if s in each[first]]
-                line |= {"behind": f"{np.mean(behind):.2f}", "± 95%, behind": f"{half_width(behind):.2f}"}
+                line |= {"behind": f"{np.mean(behind):.2f}", "± 95%, behind": reach(behind, ".2f")}
                 line |= {"last": f"{100 * np.mean([r['last'] for r in groups[m]]):.2f}", "seeds": len(best[m])}
                 line["s a round"] = f"{np.mean([r['seconds a round'] for r in groups[m]]):.2f}"
                 known = PUBLISHED.get(m) if name == "fashion_mnist" else None
