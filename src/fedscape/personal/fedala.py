@@ -158,11 +158,10 @@ class FedALA(FedAvg):
         self, common: Arrays, begin: Arrays, mix: Arrays, clients: Federation, where: Array, epochs: int, key: Key
     ) -> Arrays:
         """The weights after steps on a sample of each client's rows: W <- [W - eta g * (theta - theta_i)] in [0, 1]."""
-        local = self._mixing[epochs]
+        local, sampled = self._mixing[epochs], _sample(clients, self.sample, key)
         if self._on_features:  # the layers below are the same for all, and stay: their outputs are the rows
             state = {f"model.{n}": p for n, p in common.items()}
-            clients = clients.with_column(local.features, with_embedding(clients, self.local, state)["z"])
-        sampled = _sample(clients, self.sample, key)
+            sampled = sampled.with_column(local.features, with_embedding(sampled, self.local, state)["z"])
         learned = {n: mix[n][where] for n in self.upper}
         for group in groups_of(local, sampled, key):
             sent, rows_of_group = group.trainer.sent, where[group.positions]
