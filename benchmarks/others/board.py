@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,8 @@ from fedscape import Federation
 from fedscape.types import Array
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # cells.py and table.py
+
+from table import half_width
 
 Split = tuple[Federation, Federation]
 
@@ -77,6 +80,11 @@ def dealt(x: Array, y: Array, rows: list[Array], rng: np.random.Generator, *, tr
         parts[0].append(order[:cut])
         parts[1].append(order[cut:])
     return tuple(_federation(x, y, part) for part in parts)  # type: ignore[return-value]
+
+
+def reach(values: Sequence[float], form: str) -> str:
+    """Half of the 95% interval of the mean over seeds; nothing for one seed."""
+    return format(half_width(values), form) if len(values) > 1 else ""
 
 
 def _federation(x: Array, y: Array, rows: list[Array]) -> Federation:

@@ -21,14 +21,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from board import data_folder, images
+from board import data_folder, images, reach
 
 from cells import Row, check_time, run_cells
 from fedscape import Federation, LocalSGD, rounds
 from fedscape.learning import cross_entropy, models
 from fedscape.methods import Course, Options
 from fedscape.personal import IFCA, ProfiledFL, Profiles
-from table import RESULTS, arguments, half_width, report
+from table import RESULTS, arguments, report
 
 SETS, SHIFTS = ("mnist", "fashion_mnist"), ("features", "labels", "concept", "conditional")
 METHODS = "fedavg ifca fedgmm profiles profiles-labels"
@@ -128,7 +128,7 @@ def rates(rows: list[Row]) -> list[Row]:
         line = {"shift": shift, "stated": f"{100 * stated:.0f}%", "groups": ", ".join(str(r["groups"]) for r in group)}
         for name in ("belong", "strangers"):
             values = [100 * r[name] for r in group]
-            line |= {name: f"{np.mean(values):.1f}%", f"± 95%, {name}": f"{half_width(values):.1f}"}
+            line |= {name: f"{np.mean(values):.1f}%", f"± 95%, {name}": reach(values, ".1f")}
         made.append(line | {"new clients a seed": group[0]["new"], "seeds": len(group)})
     return made
 
@@ -142,7 +142,7 @@ def table(rows: list[Row]) -> list[Row]:
     for (name, shift, drift, method), group in sorted(lines.items(), key=lambda item: [str(v) for v in item[0]]):
         unseen = [100 * r["unseen"] for r in group]
         line = {"set": name, "shift": shift, "drift": drift, "method": method, "unseen": f"{np.mean(unseen):.1f}"}
-        line |= {"± 95%": f"{half_width(unseen):.1f}", "known": f"{100 * np.mean([r['known'] for r in group]):.1f}"}
+        line |= {"± 95%": reach(unseen, ".1f"), "known": f"{100 * np.mean([r['known'] for r in group]):.1f}"}
         if "groups" in group[0]:
             line |= {"groups": ", ".join(str(r["groups"]) for r in group)}
             line["abstain"] = f"{100 * np.mean([r['abstain'] for r in group]):.0f}%"

@@ -6,7 +6,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -155,6 +155,60 @@ class Standardise(nn.Module):  # type: ignore[misc]
 
     def forward(self, x: Tensor) -> Tensor:
         return ((x - self.mean) / self.scale).to(x.dtype)
+
+
+class ShiftedLinear(nn.Linear):  # type: ignore[misc]
+    """A linear layer that adds a vector to its inputs; these are appended to `seen` if that is a list.
+
+    >>> layer = ShiftedLinear(2, 1)
+    >>> [n for n, _ in layer.named_parameters()]
+    ['weight', 'bias', 'shift']
+    """
+
+    def __init__(self, n_in: int, n_out: int, *, bias: bool = True) -> None:
+        super().__init__(n_in, n_out, bias=bias)
+        self.shift = nn.Parameter(torch.zeros(n_in))
+        self.seen: list[Tensor] | None = None
+
+    def reset_parameters(self) -> None:
+        """Draw the weights again; the shift is zero."""
+        super().reset_parameters()
+        if hasattr(self, "shift"):
+            nn.init.zeros_(self.shift)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.seen is not None:
+            self.seen.append(x)
+        return functional.linear(x + self.shift, self.weight, self.bias)
+
+
+class Centre(NamedTuple):
+    """A term of every step's loss: strength / 2 times the mean square of m - target.
+
+    m is a running mean of the inputs of the model's ShiftedLinear, m <- (1 - momentum) m + momentum (mean of the
+    batch), from zero at the first step.
+    """
+
+    target: Tensor  # [inputs]
+    strength: float
+    momentum: float
+
+    def moved(self, mean: Tensor, z: Tensor, real: Tensor) -> Tensor:
+        """The running mean after a batch of inputs [batch, d], of which only the `real` rows [batch] count."""
+        batch = (z.flatten(1) * real[:, None]).sum(dim=0) / real.sum().clamp(min=1)
+        return (1 - self.momentum) * mean + self.momentum * batch
+
+    def loss(self, mean: Tensor) -> Tensor:
+        """The term for this running mean."""
+        return self.strength / 2 * (mean - self.target).square().mean()
+
+
+def shifted_layer(module: Module) -> ShiftedLinear:
+    """The layer of the model whose inputs a Centre pulls."""
+    layers = [layer for layer in module.modules() if isinstance(layer, ShiftedLinear)]
+    if not layers:
+        raise DataError("the model has no ShiftedLinear layer whose inputs could be pulled to a centre")
+    return layers[-1]
 
 
 def keyed_layers(module: Module) -> Iterator[tuple[str, KeyedDropout]]:

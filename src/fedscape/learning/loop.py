@@ -13,7 +13,7 @@ from torch.func import functional_call, grad_and_value, vmap
 from fedscape.errors import DataError
 from fedscape.learning.batches import Feed, Work, keys_of
 from fedscape.learning.device import Device
-from fedscape.learning.layers import Module, keyed_layers
+from fedscape.learning.layers import Centre, Module, ShiftedLinear, keyed_layers, shifted_layer
 from fedscape.learning.local import LocalSGD
 from fedscape.learning.losses import checked_loss
 from fedscape.learning.optimisers import Rates, Stop, StopRows, new_memory, update
@@ -55,6 +55,37 @@ def by_client(local: LocalSGD, module: Module) -> Gradient:
         return (checked_loss(local.loss, output_of(local, module, x, params, random), y) * share).sum()
 
     return vmap(grad_and_value(batch_loss))  # type: ignore[no-any-return]
+
+
+def by_client_centred(local: LocalSGD, module: Module, centre: Centre, rows: int) -> Gradient:
+    """The same with the term of a centre in the loss; it holds the running mean of each client."""
+    layer, means = shifted_layer(module), centre.target.new_zeros((rows, len(centre.target)))
+
+    def batch_loss(
+        params: Tensors, random: Tensors, x: Tensor, y: Tensor, share: Tensor, before: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        output, z = _with_inputs(layer, lambda: output_of(local, module, x, params, random))
+        mean = centre.moved(before, z, (share > 0).to(share.dtype))
+        return (checked_loss(local.loss, output, y) * share).sum() + centre.loss(mean), mean
+
+    each = vmap(grad_and_value(batch_loss, has_aux=True))
+
+    def gradient(params: Tensors, random: Tensors, x: Tensor, y: Tensor, share: Tensor) -> tuple[Tensors, Tensor]:
+        grads, (loss, now) = each(params, random, x, y, share, means[: len(x)])
+        means[: len(x)] = now.detach()
+        return grads, loss
+
+    return gradient
+
+
+def _with_inputs(layer: ShiftedLinear, run: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
+    """What a model gives, and the inputs of this layer of it."""
+    layer.seen = []
+    try:
+        output = run()
+        return output, layer.seen[-1]
+    finally:
+        layer.seen = None
 
 
 Look = Callable[[int, Module], None]
@@ -113,6 +144,7 @@ def sequential(
     *,
     drift: Tensors | None,
     look: Look | None,
+    centre: Centre | None,
     descend: Callable[[LocalSGD, Steps], None],
 ) -> Tensors:
     """Train one row of work after the other; `descend` makes the steps of one, `look` sees each trained module."""
@@ -126,7 +158,7 @@ def sequential(
         )
         with torch.no_grad():
             torch._foreach_copy_(params, list(first.values()))
-        loss = loss_of_steps(local, module, work, {path: k[:, row] for path, k in keys.items()}, row)
+        loss = loss_of_steps(local, module, work, {path: k[:, row] for path, k in keys.items()}, row, centre)
         own, counts = rates.row(row), work.plan.counts[row].tolist()
         pushed = [] if drift is None else [drift[name][row] for name in local.names]
         if pushed:
@@ -142,9 +174,13 @@ def sequential(
     return {name: out[name] for name in local.names}
 
 
-def loss_of_steps(local: LocalSGD, module: Module, work: Work, keys: Tensors, row: int) -> Callable[[int], Tensor]:
+def loss_of_steps(
+    local: LocalSGD, module: Module, work: Work, keys: Tensors, row: int, centre: Centre | None = None
+) -> Callable[[int], Tensor]:
     """The mean loss of a client's batch as a function of the step, dropout keyed for that step."""
     data, random_layers = work.data, list(keyed_layers(module))
+    shifted = None if centre is None else shifted_layer(module)
+    mean: list[Tensor] = []  # the running mean of the centre
     index = torch.from_numpy(work.plan.rows[row]).to(data.y.device)
     counts = work.plan.counts[row].tolist()
 
@@ -152,8 +188,16 @@ def loss_of_steps(local: LocalSGD, module: Module, work: Work, keys: Tensors, ro
         for path, layer in random_layers:
             layer.key.copy_(keys[path][t])
         batch = index[t, : counts[t]]
-        losses = checked_loss(local.loss, output_of(local, module, data.x[batch]), data.y[batch])
-        return (losses if data.weights is None else losses * data.weights[batch]).sum() / counts[t]
+        weights = None if data.weights is None else data.weights[batch]
+        if centre is None or shifted is None:
+            losses = checked_loss(local.loss, output_of(local, module, data.x[batch]), data.y[batch])
+            return (losses if weights is None else losses * weights).sum() / counts[t]
+        output, z = _with_inputs(shifted, lambda: output_of(local, module, data.x[batch]))
+        losses = checked_loss(local.loss, output, data.y[batch])
+        real = torch.ones_like(losses) if weights is None else (weights > 0).to(losses.dtype)
+        now = centre.moved(mean[-1] if t else torch.zeros_like(centre.target), z, real)
+        mean[:] = [now.detach()]
+        return (losses if weights is None else losses * weights).sum() / counts[t] + centre.loss(now)
 
     return loss_of
 
@@ -217,6 +261,7 @@ def side_by_side(
     rates: Rates,
     still: Collection[str],
     drift: Tensors | None,
+    centre: Centre | None = None,
 ) -> Tensors:
     """Train all rows of work at once under vmap; parameters that are `still` stay."""
     local, plan, rows = device.local, work.plan, len(work.plan.rows)
@@ -224,7 +269,8 @@ def side_by_side(
     params = {name: start[name].expand(rows, *start[name].shape[1:]).clone() for name in names}
     moving = [name for name in names if name not in still]
     memory = new_memory(local, [params[name] for name in moving])
-    gradient, feed = by_client(local, module), Feed(device, work, padded=False)
+    gradient = by_client(local, module) if centre is None else by_client_centred(local, module, centre, rows)
+    feed = Feed(device, work, padded=False)
     stop = StopRows(local, feed.counts)
     for t in range(plan.counts.shape[1]):
         end, width = plan.active(t)  # clients are in falling order of size: those that still train come first

@@ -13,6 +13,7 @@ from fedscape.core.federation import Federation
 from fedscape.core.random import Key
 from fedscape.learning.batches import Work, groups, work_of
 from fedscape.learning.device import Device
+from fedscape.learning.layers import Centre
 from fedscape.learning.local import LocalSGD
 from fedscape.learning.loop import (
     Look,
@@ -93,6 +94,7 @@ class Trainer(Device):
         weights: Array | None = None,
         still: Collection[str] = (),
         drift: Tensors | None = None,
+        centre: Centre | None = None,
         each: Collection[str] = (),
         look: Look | None = None,
     ) -> Tensors:
@@ -104,11 +106,12 @@ class Trainer(Device):
             if self.reference == "sequential" and not still:
                 with nullcontext() if self._draws_nothing else drawing_nothing():
                     moved = sequential(
-                        self, module, start, to, work, rates, drift=drift, look=look, descend=self.descend
-                    )
+                        self, module, start, to, work, rates,
+                        drift=drift, look=look, centre=centre, descend=self.descend,
+                    )  # fmt: skip
                 self._draws_nothing = True
             else:
-                moved = side_by_side(self, module, start, to, work, rates, still, drift)
+                moved = side_by_side(self, module, start, to, work, rates, still, drift, centre)
             return moved if weights is None else summed(moved, weights, each)
 
     @contextmanager
@@ -178,6 +181,7 @@ def train(
     weights: Array | None = None,
     still: Collection[str] = (),
     drift: Tensors | None = None,
+    centre: Centre | None = None,
     each: Collection[str] = (),
     look: Look | None = None,
 ) -> Tensors:
@@ -204,11 +208,13 @@ def train(
         Parameters that stay as they are, on each row its own.
     drift
         What joins the gradient of every step, {name: [rows, ...]}; for plain SGD.
+    centre
+        What the mean inputs of a ShiftedLinear are pulled to.
     each
         With weights: parameters whose moves are wanted row by row all the same.
     look
         Where rows train one after the other, called with the row and the module that it has just trained.
     """
     return trainer_of(local).train(
-        start, work, rates, anchor, weights=weights, still=still, drift=drift, each=each, look=look
+        start, work, rates, anchor, weights=weights, still=still, drift=drift, centre=centre, each=each, look=look
     )

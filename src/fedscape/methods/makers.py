@@ -120,6 +120,15 @@ def fedgmm(local: LocalSGD, how: Options) -> Any:
     return make_fedgmm(local, how.engine, how.seed, column=how.column, progress=how.progress)
 
 
+@building("personal.profiles:ProfiledFL")
+def profiled(local: LocalSGD, how: Options) -> Any:
+    from fedscape.personal.methods import make_profiled
+
+    if how.engine is None:
+        raise DataError("profiles first finds groups of clients by their data: give the clients as engine=")
+    return make_profiled(local, how.engine, how.seed, **drawn(how))
+
+
 def vanilla(local: LocalSGD, how: Options) -> Any:
     from fedscape.learning.fedavg import FedAvg
     from fedscape.temporal.branches import MeanOfBranches

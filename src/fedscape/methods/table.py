@@ -137,6 +137,13 @@ _ALL = (
         sentence="Features are Gaussian given the class; each client mixes its own law of them with the common one.",
     ),
     Method(
+        name="profiles", title="Profiles (groups)", family="personal", takes=("proximal",), command=False,
+        make=makers.profiled,
+        exact="its groups are first found by exact sums of clients' profiles: fit Profiles with privacy= and train "
+        "ProfiledFL",
+        sentence="Clients are grouped by moments of their rows and labels; each group trains a model of its own.",
+    ),
+    Method(
         name="fedclock", title="FedClock", family="temporal", takes=("server_lr", "prior"),
         make=a_class("temporal.fedclock:FedClock", makers.clocked, branches=True),
         sentence="A branch for each mode, the modes learned by regressing clients' labels on the hour's shares, from "
@@ -288,6 +295,8 @@ def check_private(method: Method | Computation) -> None:
     >>> check_private(METHODS["fedavg"])
     """
     line = method if isinstance(method, Method) else line_of(method)
+    if getattr(method, "noised_before", False):  # what it found before its rounds is in a ledger
+        return
     name = type(method).__name__ if line is None else line.name
     why = line.exact if line is not None else _SEEN.format(", ".join(method.reveals)) if method.reveals else ""
     if why:

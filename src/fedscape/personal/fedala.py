@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
+import torch
+from torch import nn
 from torch.func import grad, vmap
 
 from fedscape.core.federation import Federation
@@ -15,12 +19,13 @@ from fedscape.core.random import Key
 from fedscape.core.validate import check_number, check_whole
 from fedscape.errors import DataError
 from fedscape.learning.fedavg import FedAvg
-from fedscape.learning.layers import Module
+from fedscape.learning.layers import Module, is_plain
 from fedscape.learning.local import LocalSGD
-from fedscape.learning.loop import output_of
+from fedscape.learning.loop import one_thread, output_of
 from fedscape.learning.losses import checked_loss
 from fedscape.learning.server import Mean, Rule
 from fedscape.learning.stepping import groups_of
+from fedscape.personal.features import with_embedding
 from fedscape.personal.fedem import small_example
 from fedscape.personal.shared import (
     COMMON_MODEL,
@@ -93,6 +98,10 @@ class FedALA(FedAvg):
             raise DataError(f"rate must be above 0, sample above 0 and at most 1: {rate}, {sample}")
         if not self.upper:
             raise DataError(f"layers must name some of the parameters: {layers} of {', '.join(local.names)}")
+        alone = _top(local.model, self.upper)  # where only the last layer mixes, nothing else is trained for it
+        self._on_features = alone is not None
+        mixing = replace(local, steps=None, epochs=1, early_stopping=None, strategy="vmap", model=alone or local.model)
+        self._mixing = {epochs: replace(mixing, epochs=epochs) for epochs in (1, warm_up)}
 
     @property
     def upper(self) -> list[str]:
@@ -114,8 +123,9 @@ class FedALA(FedAvg):
         return {"weight": weight} if self.weighting == "samples" else {}
 
     def _sent(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Array, Kept]:
-        begin, mix = self._mixed(state, clients, key)
-        moves, common = moved_alone(self.local, begin, clients, key), checked_models(self.local, state)
+        with one_thread():
+            begin, mix = self._mixed(state, clients, key)
+            moves, common = moved_alone(self.local, begin, clients, key), checked_models(self.local, state)
         after = {n: begin[n] + move for n, move in moves.items()}
         check_own(after, clients, key)
         for n in self.upper:
@@ -148,8 +158,10 @@ class FedALA(FedAvg):
         self, common: Arrays, begin: Arrays, mix: Arrays, clients: Federation, where: Array, epochs: int, key: Key
     ) -> Arrays:
         """The weights after steps on a sample of each client's rows: W <- [W - eta g * (theta - theta_i)] in [0, 1]."""
-        local = replace(self.local, epochs=epochs, steps=None, early_stopping=None)
-        sampled = _sample(clients, self.sample, key)
+        local, sampled = self._mixing[epochs], _sample(clients, self.sample, key)
+        if self._on_features:  # the layers below are the same for all, and stay: their outputs are the rows
+            state = {f"model.{n}": p for n, p in common.items()}
+            sampled = sampled.with_column(local.features, with_embedding(sampled, self.local, state)["z"])
         learned = {n: mix[n][where] for n in self.upper}
         for group in groups_of(local, sampled, key):
             sent, rows_of_group = group.trainer.sent, where[group.positions]
@@ -158,7 +170,7 @@ class FedALA(FedAvg):
             away = {n: sent(common[n] - begin[n][rows_of_group]) for n in self.upper}
             w = {n: sent(mix[n][rows_of_group]) for n in self.upper}
             now = {n: own[n] + away[n] * w[n] for n in self.upper}
-            gradient = self._gradient(group.module)
+            gradient = _of_last_layer(local) if self._on_features else _of_upper_layers(local, group.module)
             for _, end, batch in group.steps():
                 part = {n: p[:end] for n, p in now.items()}
                 grads = gradient(part, lower, batch.random, batch.x, batch.y, batch.share)
@@ -168,16 +180,6 @@ class FedALA(FedAvg):
             for n, values in group.trainer.fetched(w).items():
                 learned[n][group.positions] = values
         return learned
-
-    def _gradient(self, module: Module) -> Callable[..., Tensors]:
-        """Gradients of the upper layers for a batch of each client; the lower ones are the same for all."""
-        local = self.local
-
-        def loss(upper: Tensors, lower: Tensors, random: Tensors, x: Tensor, y: Tensor, share: Tensor) -> Tensor:
-            output = output_of(local, module, x, {**lower, **upper}, random)
-            return (checked_loss(local.loss, output, y) * share).sum()
-
-        return vmap(grad(loss), in_dims=(0, None, 0, 0, 0, 0))  # type: ignore[no-any-return]
 
     def measure(self, state: Arrays, clients: Federation) -> Arrays:
         return measured(self, state, clients)
@@ -194,6 +196,50 @@ class FedALA(FedAvg):
     def examples(cls) -> Sequence[tuple[FedALA, Federation]]:
         fed, one, two = small_example()
         return [(cls(one, warm_up=2), fed), (cls(two, layers=("0", "2"), warm_up=2, weighting="equal"), fed)]
+
+
+Gradient = Callable[[Tensors, Tensors, Tensors, Tensor, Tensor, Tensor], Tensors]
+
+
+def _of_upper_layers(local: LocalSGD, module: Module) -> Gradient:
+    """Gradients of the upper layers for a batch of each client; the lower ones are the same for all."""
+
+    def loss(upper: Tensors, lower: Tensors, random: Tensors, x: Tensor, y: Tensor, share: Tensor) -> Tensor:
+        output = output_of(local, module, x, {**lower, **upper}, random)
+        return (checked_loss(local.loss, output, y) * share).sum()
+
+    return vmap(grad(loss), in_dims=(0, None, 0, 0, 0, 0))  # type: ignore[no-any-return]
+
+
+def _of_last_layer(local: LocalSGD) -> Gradient:
+    """The same for a last linear layer on features; a client's part of the summed loss has its own weights alone."""
+
+    def gradient(upper: Tensors, lower: Tensors, random: Tensors, x: Tensor, y: Tensor, share: Tensor) -> Tensors:
+        own = {n: p.detach().requires_grad_() for n, p in upper.items()}
+        weight, *bias = own.values()
+        output = torch.bmm(local.inputs(x), weight.transpose(1, 2))
+        output = output + bias[0][:, None] if bias else output
+        each = checked_loss(local.loss, output.flatten(0, 1), y.flatten(0, 1)).reshape(share.shape)
+        return dict(zip(own, torch.autograd.grad((each * share).sum(), list(own.values())), strict=True))
+
+    return gradient
+
+
+def _top(model: Module, upper: Sequence[str]) -> Module | None:
+    """The last layer of a sequence, under its own name, if it is linear and all that mixes, and no layer drops."""
+    path, layer = "", model
+    while is_plain(layer, nn.Sequential) and len(layer):
+        name, layer = list(layer._modules.items())[-1]
+        path = f"{path}.{name}".lstrip(".")
+    drops = any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in model.modules())
+    if drops or not path or not is_plain(layer, nn.Linear):
+        return None
+    if list(upper) != [f"{path}.{n}" for n, _ in layer.named_parameters()]:
+        return None
+    layer = copy.deepcopy(layer)
+    for name in reversed(path.split(".")):
+        layer = nn.Sequential(OrderedDict([(name, layer)]))
+    return layer
 
 
 def _sample(clients: Federation, share: float, key: Key) -> Federation:

@@ -10,51 +10,20 @@ from typing import ClassVar
 import numpy as np
 import torch
 from torch import nn
-from torch.func import functional_call, grad, vmap
-from torch.nn import functional
 
 from fedscape.core.federation import Federation
-from fedscape.core.kept import kept_rows
 from fedscape.core.random import Key
 from fedscape.core.validate import check_number
 from fedscape.errors import DataError
 from fedscape.learning.evaluation import model_arrays
-from fedscape.learning.layers import Module
+from fedscape.learning.layers import Centre, Module, ShiftedLinear
 from fedscape.learning.local import LocalSGD, check_local
-from fedscape.learning.losses import checked_loss
-from fedscape.learning.optimisers import Rates, new_memory, update
-from fedscape.learning.stepping import groups_of
+from fedscape.learning.trainer import trainer_of
 from fedscape.personal.features import last_linear, with_embedding
 from fedscape.personal.fedem import small_example
 from fedscape.personal.fedper import FedPer
-from fedscape.personal.shared import sums_of, sums_over_rows
-from fedscape.types import Array, Arrays, Kept, Tensor
-
-Tensors = dict[str, Tensor]
-
-
-class ShiftedLinear(nn.Linear):  # type: ignore[misc]
-    """A linear layer that adds a vector to its inputs; `seen` holds the inputs of the last call.
-
-    >>> layer = ShiftedLinear(2, 1)
-    >>> [n for n, _ in layer.named_parameters()]
-    ['weight', 'bias', 'shift']
-    """
-
-    def __init__(self, n_in: int, n_out: int, *, bias: bool = True) -> None:
-        super().__init__(n_in, n_out, bias=bias)
-        self.shift = nn.Parameter(torch.zeros(n_in))
-        self.seen: Tensor | None = None
-
-    def reset_parameters(self) -> None:
-        """Draw the weights again; the shift is zero."""
-        super().reset_parameters()
-        if hasattr(self, "shift"):
-            nn.init.zeros_(self.shift)
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.seen = x
-        return functional.linear(x + self.shift, self.weight, self.bias)
+from fedscape.personal.shared import weighted
+from fedscape.types import Array, Arrays, Kept
 
 
 def with_shift(model: Module) -> Module:
@@ -84,10 +53,10 @@ class FedDBE(FedPer):
     """FedAvg with two terms that keep a client's own bias out of the common features: Zhang et al. 2023 (NeurIPS).
 
     Each client adds its own vector to the input of the last linear layer, trains it and keeps it (the paper's
-    personalised representation bias memory). Its loss has the extra term kappa / 2 times the mean square of m - g. Here
-    m is a running mean of the batches' features. The consensus is g: the mean over all rows of the features under the
-    first weights, collected by sums in the first round. (The paper takes the clients' running means while they train
-    for a first time, which differ from this by what that training moves.) Body and last layer are common.
+    personalised representation bias memory). From the second round its loss has the extra term kappa / 2 times the mean
+    square of m - g. Here m is a running mean of the batches' features. The consensus is g: the mean over all rows of
+    the features under the body that each client has after the first round, by sums. (The paper takes running means of
+    that first training, and does not use its moves.) Body and last layer are common.
 
     The server sees sums: the moves, the rows, and once the features. A new client has a shift of zero; with labelled
     rows it trains only its shift.
@@ -129,70 +98,25 @@ class FedDBE(FedPer):
         return {**super().start(seed), "consensus": np.zeros(width), "known": np.zeros(())}
 
     def step(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:
-        sent, kept = super().step(state, clients, key)
-        return {**sent, **self._features(state, clients)}, kept
+        moves, kept = self._trained(state, clients, key)
+        sent = {**weighted(moves, clients.sizes), "weight": clients.sizes}
+        return (sent if state["known"] > 0 else {**sent, "features": self._features(state, clients, moves)}), kept
 
-    def total(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:
-        sums, kept = super().total(state, clients, key)
-        return {**sums, **{n: v.sum(axis=0) for n, v in self._features(state, clients).items()}}, kept
+    def total(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept] | None:  # type: ignore[override]
+        return super().total(state, clients, key) if state["known"] > 0 else None
 
-    def _features(self, state: Arrays, clients: Federation) -> Arrays:
-        """The sum of each client's features, until the consensus is known."""
-        if state["known"] > 0:
-            return {}
-        z = (
-            with_embedding(clients, self.local, state)["z"]
-            if clients.n_rows
-            else np.zeros((0, len(state["consensus"])))
-        )
-        return {"features": sums_over_rows(z, clients)}
+    def _features(self, state: Arrays, clients: Federation, moves: Arrays) -> Array:
+        """The sum over each client's rows of their features under the body that it has just trained."""
+        sums = np.zeros((len(clients), len(state["consensus"])))
+        for i in np.flatnonzero(clients.sizes):
+            own = {f"model.{n}": p + moves[n][i] if n in moves else p for n, p in model_arrays(state).items()}
+            sums[i] = with_embedding(clients.take([int(i)]), self.local, own)["z"].sum(axis=0)
+        return sums
 
-    def _trained(
-        self, state: Arrays, clients: Federation, key: Key, *, weights: Array | None = None
-    ) -> tuple[Arrays, Kept]:
+    def _centre(self, state: Arrays) -> Centre | None:
         if state["known"] <= 0 or self.kappa == 0:
-            return super()._trained(state, clients, key, weights=weights)
-        local, names, shift = self.local, self.local.names, self.head_names
-        params = model_arrays(state)
-        moves = {n: np.zeros((len(clients), *params[n].shape), params[n].dtype) for n in names if n not in shift}
-        kept = {n: kept_rows(clients, f"model.{n}", params[n]) for n in shift}
-        rates = Rates(local.rate(key.round), local.proximal)
-        for group in groups_of(local, clients, key):
-            where, sent = group.positions, group.trainer.sent
-            start = {n: sent(kept[n][where] if n in shift else params[n][None]) for n in names}
-            now = {n: p.expand(len(where), *p.shape[1:]).clone() for n, p in start.items()}
-            consensus = sent(state["consensus"]).to(local.dtype)
-            mean = torch.zeros((len(where), len(consensus)), dtype=local.dtype, device=local.device)
-            memory, gradient = new_memory(local, list(now.values())), self._gradient(group.module)
-            for t, end, batch in group.steps():
-                part = {n: p[:end] for n, p in now.items()}
-                grads, mean[:end] = gradient(part, batch.random, batch.x, batch.y, batch.share, mean[:end], consensus)
-                to = [start[n][:end] for n in names]
-                update(local, list(part.values()), [grads[n] for n in names], to, memory.rows(end), t + 1, rates)
-            for n, values in group.trainer.fetched({n: now[n] - start[n] for n in names}).items():
-                if n in shift:
-                    kept[n][where] += values
-                else:
-                    moves[n][where] = values
-        return moves if weights is None else sums_of(moves, weights), {f"model.{n}": v for n, v in kept.items()}
-
-    def _gradient(self, module: Module) -> Tensor:
-        """Gradients of loss and pull for a batch of each client, and the updated running means of features."""
-        local, layer = self.local, last_linear(module)
-
-        def loss(
-            params: Tensors, random: Tensors, x: Tensor, y: Tensor, share: Tensor, mean: Tensor, consensus: Tensor
-        ) -> tuple[Tensor, Tensor]:
-            output = functional_call(module, (params, random), (local.inputs(x),))
-            features, layer.seen = layer.seen.flatten(1), None
-            each = checked_loss(local.loss, output, y)
-            weight = (share > 0).to(share.dtype)
-            batch = (features * weight[:, None]).sum(dim=0) / weight.sum().clamp(min=1)
-            now = (1 - self.momentum) * mean + self.momentum * batch
-            pull = self.kappa / 2 * (now - consensus).square().mean()
-            return (each * share).sum() + pull, now.detach()
-
-        return vmap(grad(loss, has_aux=True), in_dims=(0, 0, 0, 0, 0, 0, None))
+            return None
+        return Centre(trainer_of(self.local).sent(state["consensus"]).to(self.local.dtype), self.kappa, self.momentum)
 
     def update(self, state: Arrays, total: Arrays, key: Key) -> Arrays:
         new = super().update(state, total, key)

@@ -16,7 +16,7 @@ from fedscape.core.kept import kept_rows
 from fedscape.core.random import Key
 from fedscape.errors import DataError
 from fedscape.learning.evaluation import model_arrays, valid_rows
-from fedscape.learning.layers import initialised
+from fedscape.learning.layers import Centre, initialised
 from fedscape.learning.local import LocalSGD, check_local
 from fedscape.learning.trainer import trainer_of
 from fedscape.personal.fedem import small_example
@@ -102,10 +102,14 @@ class FedPer(Computation):
     ) -> tuple[Arrays, Kept]:
         """Each client's move of the body, with weights their sum; and each client's own head."""
         begin, heads = self._begin(state, clients), self.head_names
-        moves = moved_alone(self.local, begin, clients, key, weights=weights, each=heads)
+        moves = moved_alone(self.local, begin, clients, key, centre=self._centre(state), weights=weights, each=heads)
         own = {n: begin[n] + moves.pop(n) for n in heads}
         check_own(own, clients, key)
         return moves, {f"model.{n}": v for n, v in own.items()}
+
+    def _centre(self, state: Arrays) -> Centre | None:
+        """What a client's features are pulled to while it trains: nothing here."""
+        return None
 
     def _begin(self, state: Arrays, clients: Federation) -> Arrays:
         """The broadcast body and each client's own head, [clients, ...]."""

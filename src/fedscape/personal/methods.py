@@ -26,12 +26,14 @@ from fedscape.personal.fedgmm import FedGMM
 from fedscape.personal.fedper import FedPer
 from fedscape.personal.own_models import Ditto, LocalOnly, PFedMe
 from fedscape.personal.personalised import Personalised
+from fedscape.personal.profiles import ProfiledFL, Profiles
 from fedscape.personal.shared import COMMON_MODEL, forward, stacked, with_kept_of
 from fedscape.statistics.moments import Moments
 from fedscape.types import Array, Arrays
 
 WIDE = 128  # with more features, FedGMM's Gaussians use their leading directions
 DIRECTIONS = 32
+_ENOUGH = 16
 
 
 class Common(FedAvg):
@@ -90,6 +92,17 @@ def make_fedgmm(
     mixture = GaussianMixture(gaussians, column=column or local.features, rounds=n_rounds, seed=seed)
     mixture.fit(engine, sampler=sampler, progress=progress)
     return FedGMM(local, mixture, learners)
+
+
+def make_profiled(local: LocalSGD, engine: Engine, seed: int, *, initial: str = "seed") -> ProfiledFL:
+    """ProfiledFL from scratch: first find the groups of these clients by their rows and labels.
+
+    Of fewer than 16 clients none are kept out to learn when to abstain, so that there is something to group.
+    """
+    clients = cast(Federation, engine.clients)
+    few = int((clients.sizes > 0).sum()) < _ENOUGH
+    profiles = Profiles(column=local.features, target=local.target, alpha=0.0 if few else 0.05, seed=seed)
+    return ProfiledFL(local, profiles.fit(clients), initial=initial)
 
 
 #: Methods whose model for a client that never trained is of no use to it.

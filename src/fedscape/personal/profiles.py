@@ -240,8 +240,9 @@ class Profiles:
         width = 2 * self.vectors_.shape[1]
         centres = self.centres_[:, :width]
         between = self.shares_ @ (centres - self.shares_ @ centres) ** 2
-        chance = self.variance_ * max(self.n_groups_ - 1, 1) / self.n_clients_
-        return np.asarray(np.maximum(0.0, 1 - _SURE * chance / np.maximum(between, 1e-300)))
+        chance = _SURE * self.variance_ * max(self.n_groups_ - 1, 1) / self.n_clients_
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.asarray(np.where(between > chance, 1 - chance / between, 0.0))
 
     def abstains(self, clients: Federation) -> Array:
         """Which clients are farther from every group than clients usually are, or have no rows."""
@@ -296,6 +297,11 @@ class ProfiledFL(Computation):
         self.initial = initial
         check_local(local, initial)
         profiles._check_fitted()
+
+    @property
+    def noised_before(self) -> bool:
+        """Whether the profiles were fitted privately, so that private rounds are all that is left to book."""
+        return self.profiles.ledger_ is not None
 
     @property
     def block_clients(self) -> int:  # type: ignore[override]  # it depends on the model

@@ -22,7 +22,7 @@ from fedscape.errors import DataError, NotFinite
 from fedscape.learning.batches import Plan, Work, groups, work_of
 from fedscape.learning.device import Data
 from fedscape.learning.evaluation import Evaluation, checked_params, model_arrays
-from fedscape.learning.layers import initialised
+from fedscape.learning.layers import Centre, initialised
 from fedscape.learning.local import LocalSGD
 from fedscape.learning.loop import known_classes, one_thread, precise
 from fedscape.learning.losses import checked_loss, cross_entropy, logistic
@@ -283,12 +283,14 @@ def moved_alone(
     rate: float | None = None,
     pull: tuple[float, Arrays | None] | None = None,
     still: Collection[str] = (),
+    centre: Centre | None = None,
     weights: Array | None = None,
     each: Collection[str] = (),
 ) -> Arrays:
     """As `trained_alone`, but how far each client moves. `own` may be broadcast from one set of parameters.
 
-    With weights, one for each client, the weighted sums over clients, but for the parameters in `each`.
+    `centre` is what the mean inputs of a ShiftedLinear are pulled to. With weights, one for each client, the weighted
+    sums over clients, but for the parameters in `each`.
     """
     strength, common = (local.proximal, None) if pull is None else pull
     rates = Rates(local.rate(key.round) if rate is None else rate, strength)
@@ -301,7 +303,7 @@ def moved_alone(
         starts = {n: trainer.sent(p[:1].copy() if p.strides[0] == 0 else p[positions]) for n, p in own.items()}
         work = work_of(local, data, clients, positions, key)
         count = None if weights is None else weights[positions]
-        moved = train(local, starts, work, rates, anchor, still=still, weights=count, each=each)
+        moved = train(local, starts, work, rates, anchor, still=still, centre=centre, weights=count, each=each)
         for n, values in trainer.fetched(moved).items():
             if n in sums:
                 moves[n] += values

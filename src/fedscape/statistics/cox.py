@@ -62,6 +62,9 @@ class Heterogeneity:
         return float(chi2.sf(self.q, self.freedom)) if self.freedom > 0 else 1.0
 
 
+_LOST = 1e-6  # of the information at zero: beyond it a coefficient is on its way to infinity
+
+
 class CoxRegression(Estimator):
     """Cox's proportional hazards model of all clients' rows: h(t | x) = h0(t) exp(x' beta).
 
@@ -150,6 +153,7 @@ class CoxRegression(Estimator):
         none = np.zeros(0)  # until the first sums tell how many features there are
         numbers = {"log_likelihood": np.full((), -1e300), "gain": np.full((), 1e300), "events": np.zeros(())}
         spread = {"q": np.zeros(()), "freedom": np.zeros(()), "information": np.zeros((0, 0)), "hazard": none}
+        spread["first"] = np.zeros((0, 0))  # the information at zero
         return {"beta": none, **_of_server({"before": none, **numbers, **spread})}
 
     def step(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:
@@ -184,8 +188,9 @@ class CoxRegression(Estimator):
         score = parts["score"] - self.ridge * beta
         information = (parts["information"] + parts["information"].T) / 2 + self.ridge * np.eye(d)
         move = _solved(information, score)
+        first = state["server.first"] if state["server.first"].size else information
         likelihood = {"log_likelihood": np.asarray(value), "gain": np.asarray(abs(score @ move) / 2)}
-        learned = {"before": beta, "information": information, **likelihood, **facts}
+        learned = {"before": beta, "information": information, "first": first, **likelihood, **facts}
         return {"beta": beta + move, **_of_server(learned)}
 
     def _parts(self, total: Arrays) -> Arrays:
@@ -227,6 +232,8 @@ class CoxRegression(Estimator):
         state = {name.removeprefix("server."): values for name, values in state.items()}
         if not state["events"] >= 1:
             raise DataError(f"the column {self.event!r} must hold an event, a 1, for some row; it holds none")
+        if how.privacy is None and self.ridge == 0:
+            _check_bounded(state["beta"], state["information"], state["first"])
         self.coefficients_ = state["beta"]
         self.covariance_ = np.linalg.pinv(state["information"], hermitian=True)
         self.standard_errors_ = np.sqrt(np.maximum(np.diag(self.covariance_), 0.0))
@@ -281,14 +288,18 @@ class CoxRegression(Estimator):
     ) -> dict[str, float]:
         """`of_clients`: the mean over clients of their own concordance; `pooled`: over the pairs of all clients.
 
-        A model that was fitted privately needs `privacy`; the release is booked in the ledger of the fit, or this one.
+        NaN where no client has two rows of which one is known to have its event first. A model that was fitted
+        privately needs `privacy`; the release is booked in the ledger of the fit, or this one.
         """
         self._check_fitted("coefficients_")
         judge = Concordance(self.coefficients_, features=self.features, time=self.time, event=self.event)
         asker, how = self._asking("a score", privacy, ledger)
         state = asker._run(judge, as_engine(data), how, n_rounds=1, measure=0)
-        pairs, clients = max(float(state["pairs"]), 1.0), max(float(state["judged"]), 1.0)
-        return {"of_clients": float(state["index"]) / clients, "pooled": float(state["right"]) / pairs}
+        parts = {"of_clients": ("index", "judged"), "pooled": ("right", "pairs")}
+        return {
+            name: float(state[a]) / max(float(state[b]), 1.0) if state[b] > 0 else np.nan
+            for name, (a, b) in parts.items()
+        }
 
     def heterogeneity(self, data: Engine | Federation) -> Heterogeneity:
         """Whether clients' coefficients differ, from a fit with strata="clients" to these."""
@@ -319,6 +330,21 @@ class CoxRegression(Estimator):
             (cls(times=grid, ties="breslow", ridge=0.1), fed),
             (cls(strata="clients", ridge=0.1), fed),
         ]
+
+
+def _check_bounded(beta: Array, information: Array, first: Array) -> None:
+    """Refuse a direction in which the likelihood rises for ever: what was known of it at zero is lost on the way."""
+    values, vectors = np.linalg.eigh(first)
+    good = values > 1e-10 * max(float(values.max(initial=0.0)), 1e-300)
+    scaled = vectors[:, good] / np.sqrt(values[good])
+    left, ways = np.linalg.eigh(scaled.T @ information @ scaled)
+    if left.size and left[0] < _LOST:
+        way = np.abs(scaled @ ways[:, 0]) * np.sqrt(np.maximum(np.diag(first), 0.0))
+        most = int(np.argmax(way))
+        raise DataError(
+            f"some features order the events, and their coefficients grow without end, most that of feature {most} "
+            f"({beta[most]:.3g} so far): give ridge=, such as 1, or leave such features out"
+        )
 
 
 def _of_server(learned: Arrays) -> Arrays:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from fedscape.types import Array
 if TYPE_CHECKING:
     from fedscape.learning.local import LocalSGD
 
+_Z = 1.959964
 _MOST = 40  # clients; beyond this there are too many pairs to train
 
 
@@ -24,10 +26,13 @@ class Collaboration:
     """What clients gain by training together.
 
     `distances` [clients, clients] are squared Gaussian 2-Wasserstein distances between clients' features, debiased for
-    their sizes. `gains` has for every ordered pair the gain in accuracy of the first when the second joins it.
-    `together` has the gain of each client when all join. Each gain has `value`, `low` and `high`: a 95% interval over
-    test rows and seeds. `weights` [clients, clients] has in row i the weights of all clients' rows for client i; each
-    row sums to 1.
+    their sizes. `weights` [clients, clients] has in row i the weights of all clients' rows for client i; each row sums
+    to 1. `expected` has what profiles alone say a client gains in a pair, in a group that was asked for, and with all:
+    the share of the squared error of its mean features that pooling takes away, below 0 where it adds.
+
+    `gains` has the gain in accuracy by training, for every ordered pair and each client of a group that was asked for;
+    `together` has that of each client when all join. Each gain has `value`, `low` and `high`: a 95% interval, over test
+    rows and seeds where it is of a training.
 
     >>> Collaboration(("a", "b"), np.zeros((2, 2)), np.full((2, 2), 0.5), [], []).best("a")
     'b'
@@ -38,14 +43,20 @@ class Collaboration:
     weights: Array
     gains: list[dict[str, Any]]
     together: list[dict[str, Any]]
+    expected: list[dict[str, Any]] = field(default_factory=list)
 
     def best(self, client: str) -> str | None:
         """The other client whose rows have the largest weight for this one."""
+        others = [name for name in self.select(client, most=len(self.clients)) if name != client]
+        return others[0] if others else None
+
+    def select(self, client: str, *, most: int) -> list[str]:
+        """The clients whose rows have the largest weights for this one, at most `most`, itself included."""
+        check_whole("most", most, least=1)
         if client not in self.clients:
             raise DataError(f"client must be one of {', '.join(self.clients)}, not {client!r}")
-        mine = self.clients.index(client)
-        others = [i for i in range(len(self.clients)) if i != mine]
-        return self.clients[max(others, key=lambda i: self.weights[mine, i])] if others else None
+        order = np.argsort(-self.weights[self.clients.index(client)], kind="stable")
+        return [self.clients[i] for i in order[:most]]
 
     def verdicts(self) -> dict[str, str]:
         """For each client: "joins", "stays alone" or "not sure", by the interval of what it gains when all join."""
@@ -66,6 +77,7 @@ def collaboration(
     seeds: int = 3,
     test: float = 0.3,
     pairs: bool = True,
+    groups: Sequence[Sequence[Any]] = (),
     seed: int = 0,
 ) -> Collaboration:
     """For clients that are sites: what each gains when another, or all, train with it.
@@ -73,7 +85,8 @@ def collaboration(
     From profiles alone: each client sends the mean and the covariance of its features. The distance d_ij of two
     clients is that of the Gaussians with these moments. The weight of client j for client i is in proportion to n_j /
     (1 + n_j d_ij / v), with n_j rows and v the mean variance of a row. Rows of a client like i count fully; those of
-    an unlike one count no more than v / d_ij rows do. The best linear estimate of i's mean has these weights.
+    an unlike one count no more than v / d_ij rows do. The best linear estimate of i's mean has these weights. What a
+    client may expect of a common model is told by its simplest one, the mean of the features: `expected_gain`.
 
     From a short training (with `local`): every client holds out a share of its rows. Models trained by it alone, by
     each pair, and by all are compared on these rows, seed by seed. The gain is the difference in accuracy.
@@ -95,6 +108,8 @@ def collaboration(
         Share of each client's rows to hold out.
     pairs
         Whether to train pairs too, besides all together.
+    groups
+        Further groups to compare, each of two ids of clients or more.
     seed
         Seed of splits and trainings.
 
@@ -109,22 +124,106 @@ def collaboration(
     if len(fed) < 2 or (local is not None and pairs and len(fed) > _MOST):
         raise DataError(f"fed must have from 2 to {_MOST} clients with rows to compare pairs, it has {len(fed):,}")
     names = tuple(str(v) for v in fed.ids.tolist())
-    distances, variance = gaussian_distances(fed, column)
+    everyone = list(range(len(fed)))
+    named = _members(fed, groups) + [[i, j] for i in everyone for j in everyone[i + 1 :] if pairs and len(fed) > 2]
+    profiles = gaussian_profiles(fed, column)
+    distances, variance = _distances(profiles)
     weights = aggregation_weights(distances, fed.sizes, variance)
+    expected = [
+        {"client": names[i], "with": _called(names, members, i), **expected_gain(profiles, i, members)}
+        for members in [*named, everyone]
+        for i in members
+    ]
     if local is None:
-        return Collaboration(names, distances, weights, [], [])
-    groups = [[i] for i in range(len(fed))] + [list(range(len(fed)))]
-    if pairs and len(fed) > 2:
-        groups += [[i, j] for i in range(len(fed)) for j in range(i + 1, len(fed))]
-    hits = [_hits(fed, groups, local, rounds, test, seed + s, target) for s in range(seeds)]
-    alone, everyone = range(len(fed)), len(fed)
-    together = [{"client": names[i], **_gain(hits, i, i, everyone)} for i in alone]
-    gains = []
-    for g, members in enumerate(groups):
-        if g > everyone or (len(fed) == 2 and g == everyone):
-            pairs_of = [(members[0], members[1]), (members[1], members[0])]
-            gains += [{"client": names[i], "with": names[j], **_gain(hits, i, i, g)} for i, j in pairs_of]
-    return Collaboration(names, distances, weights, gains, together)
+        return Collaboration(names, distances, weights, [], [], expected)
+    trained = [[i] for i in everyone] + [everyone, *named]
+    hits = [_hits(fed, trained, local, rounds, test, seed + s, target) for s in range(seeds)]
+    together = [{"client": names[i], **_gain(hits, i, i, len(fed))} for i in everyone]
+    gains = [
+        {"client": names[i], "with": _called(names, members, i), **_gain(hits, i, i, g)}
+        for g, members in enumerate(trained)
+        if g > len(fed) or (len(fed) == 2 and g == len(fed))
+        for i in members
+    ]
+    return Collaboration(names, distances, weights, gains, together, expected)
+
+
+def _members(fed: Federation, groups: Sequence[Sequence[Any]]) -> list[list[int]]:
+    """The positions of the clients of each group."""
+    position = {str(v): i for i, v in enumerate(fed.ids.tolist())}
+    members = []
+    for group in groups:
+        unknown = [str(v) for v in group if str(v) not in position]
+        if unknown or len({str(v) for v in group}) < max(2, len(group)):
+            raise DataError(f"groups must each have two clients or more, all different and known, not {list(group)}")
+        members.append([position[str(v)] for v in group])
+    return members
+
+
+def _called(names: Sequence[str], members: Sequence[int], client: int) -> str:
+    return ", ".join(names[j] for j in members if j != client)
+
+
+class Profile(NamedTuple):
+    """What a client sends of its features: rows, mean [d] and covariance [d, d]."""
+
+    rows: int
+    mean: Array
+    covariance: Array
+
+
+def gaussian_profiles(fed: Federation, column: str = "x") -> list[Profile]:
+    """Rows, mean and covariance of each client's features; refuse a client with fewer than 2 rows.
+
+    >>> gaussian_profiles(Federation({"x": [[0.0], [2.0]]}, [0, 2]))[0].mean.tolist()
+    [1.0]
+    """
+    values = check_finite(fed[column], column)
+    x = values.reshape(len(values), int(np.prod(values.shape[1:]))).astype(np.float64)
+    if (fed.sizes < 2).any():
+        few = int(np.flatnonzero(fed.sizes < 2)[0])
+        raise DataError(f"every client must have at least 2 rows, but {fed.ids[few]!s} has {fed.sizes[few]}")
+    parts = [x[a:b] for a, b in zip(fed.offsets[:-1], fed.offsets[1:], strict=True)]
+    return [Profile(len(part), part.mean(axis=0), np.atleast_2d(np.cov(part.T))) for part in parts]
+
+
+def expected_gain(profiles: Sequence[Profile], client: int, members: Sequence[int]) -> Interval:
+    """The share of the squared error of a client's mean that pooling the rows of these members takes away.
+
+    Alone the error is tr(S_i) / n_i. Pooled it is the sum of a_j^2 tr(S_j) / n_j plus |b|^2, with a_j the member's
+    share of the rows and b how far the pooled mean lies from the client's own. |b|^2 is debiased, at least 0. The
+    interval adds up what |b|^2 and the tr(S_j) are uncertain by for Gaussian rows; the variance of |b|^2 is 2 tr(C^2) +
+    4 b' C b, C being the covariance of b. A client whose rows are all the same has None.
+
+    >>> near, far = (gaussian_profiles(Federation({"x": [0.0, 2.0, c, c + 2.0]}, [0, 2, 4])) for c in (0.0, 9.0))
+    >>> [expected_gain(profiles, 0, [0, 1])["value"] for profiles in (near, far)]
+    [0.5, -19.25]
+    """
+    total = sum(profiles[j].rows for j in members)
+    share = {j: profiles[j].rows / total for j in members}
+    own, others = profiles[client], [j for j in members if j != client]
+    alone = float(np.trace(own.covariance)) / own.rows
+    if not alone > 0:
+        return {"value": None, "low": None, "high": None}
+    away = np.sum([share[j] * (profiles[j].mean - own.mean) for j in others], axis=0)
+    spread = (1 - share[client]) ** 2 * own.covariance / own.rows
+    spread = spread + sum(share[j] ** 2 * profiles[j].covariance / profiles[j].rows for j in others)
+    square = float(away @ away - np.trace(spread))
+    noise = float(np.sum(spread * spread))
+    variance = 2 * noise + 4 * max(float(away @ spread @ away) - noise, 0.0)
+    reach = _Z * np.sqrt(variance)
+    parts = {j: share[j] ** 2 / profiles[j].rows for j in members}
+    pooled = sum(part * float(np.trace(profiles[j].covariance)) for j, part in parts.items())
+    value, low, high = (1 - (pooled + max(b, 0.0)) / alone for b in (square, square + reach, square - reach))
+    slopes = {j: part - (j == client) * (1 - value) / own.rows for j, part in parts.items()}  # of the errors by tr(S_j)
+    variance = sum((slopes[j] / alone) ** 2 * _variance_of_trace(profiles[j]) for j in members)
+    low, high = (value + sign * np.hypot(end - value, _Z * np.sqrt(variance)) for sign, end in ((-1, low), (1, high)))
+    interval: Interval = plain({"value": value, "low": low, "high": high})
+    return interval
+
+
+def _variance_of_trace(profile: Profile) -> float:
+    return 2 * float(np.sum(profile.covariance**2)) / (profile.rows - 1)
 
 
 def gaussian_distances(fed: Federation, column: str = "x") -> tuple[Array, float]:
@@ -138,25 +237,21 @@ def gaussian_distances(fed: Federation, column: str = "x") -> tuple[Array, float
     >>> gaussian_distances(Federation({"x": x}, [0, 2, 4]))[0].tolist()  # 9, less 2 / 2 + 2 / 2
     [[0.0, 7.0], [7.0, 0.0]]
     """
-    values = check_finite(fed[column], column)
-    x = values.reshape(len(values), int(np.prod(values.shape[1:]))).astype(np.float64)
-    if (fed.sizes < 2).any():
-        few = int(np.flatnonzero(fed.sizes < 2)[0])
-        raise DataError(f"every client must have at least 2 rows, but {fed.ids[few]!s} has {fed.sizes[few]}")
-    parts = [x[a:b] for a, b in zip(fed.offsets[:-1], fed.offsets[1:], strict=True)]
-    means = np.stack([part.mean(axis=0) for part in parts])
-    spreads = [np.atleast_2d(np.cov(part.T)) for part in parts]
-    roots = [_root(s) for s in spreads]
-    traces = np.array([np.trace(s) for s in spreads])
-    n = len(parts)
+    return _distances(gaussian_profiles(fed, column))
+
+
+def _distances(profiles: Sequence[Profile]) -> tuple[Array, float]:
+    sizes, means, spreads = (list(values) for values in zip(*profiles, strict=True))
+    roots, traces = [_root(s) for s in spreads], np.array([np.trace(s) for s in spreads])
+    n = len(profiles)
     squares = np.zeros((n, n))
     for i in range(n):
         for j in range(i + 1, n):
             cross = np.sqrt(np.maximum(np.linalg.eigvalsh(roots[i] @ spreads[j] @ roots[i]), 0.0)).sum()
             apart = ((means[i] - means[j]) ** 2).sum() + max(traces[i] + traces[j] - 2 * cross, 0.0)
-            noise = traces[i] / fed.sizes[i] + traces[j] / fed.sizes[j]
+            noise = traces[i] / sizes[i] + traces[j] / sizes[j]
             squares[i, j] = squares[j, i] = max(apart - noise, 0.0)
-    return squares, float(np.average(traces, weights=fed.sizes))
+    return squares, float(np.average(traces, weights=sizes))
 
 
 def aggregation_weights(distances: Array, sizes: Array, variance: float) -> Array:
@@ -212,14 +307,3 @@ def _gain(hits: list[list[dict[int, Array]]], client: int, alone: int, group: in
     value = float(means.mean())
     interval: Interval = plain({"value": value, "low": value - reach, "high": value + reach})
     return interval
-
-
-def selected(study: Collaboration, client: str, *, most: int) -> list[str]:
-    """The clients whose rows have the largest weights for this one, at most `most`, itself included.
-
-    >>> selected(Collaboration(("a", "b", "c"), np.zeros((3, 3)), np.eye(3) * 0.5 + 0.1, [], []), "b", most=1)
-    ['b']
-    """
-    check_whole("most", most, least=1)
-    order = np.argsort(-study.weights[study.clients.index(client)], kind="stable")
-    return [study.clients[i] for i in order[:most]]

@@ -14,6 +14,7 @@ import torch
 from fedscape import DataError, Federation, FixedSize, Gaussian, Ledger, rounds
 from fedscape.learning import Board, LocalSGD, cross_entropy, models, training
 from fedscape.methods import FAMILIES, METHODS, Course, Options, find, make, names, train
+from fedscape.personal import ProfiledFL, Profiles
 from fedscape.temporal import Linear
 
 ROOT = Path(__file__).parents[3]
@@ -176,3 +177,12 @@ def test_a_computation_is_refused_privacy_as_its_name_is(name):
     made = course(name, fed).computation
     with pytest.raises(DataError, match="cannot be private"):
         train(made, step(name), fed, n_rounds=1, privacy=Gaussian(clip=1.0, multiplier=1.0))
+
+
+def test_groups_that_were_found_privately_can_be_trained_privately():
+    fed, privacy = clients(40), Gaussian(clip=4.0, multiplier=1.0, noise_seed=1)
+    ledger = Ledger(epsilon=500.0, delta=1e-3)
+    profiles = Profiles(2, directions=2, bound=4.0, alpha=0.0).fit(fed, privacy=privacy, ledger=ledger)
+    before = max(ledger.spent().values())
+    train(ProfiledFL(step("profiles"), profiles), step("profiles"), fed, n_rounds=1, privacy=privacy, ledger=ledger)
+    assert max(ledger.spent().values()) > before > 0

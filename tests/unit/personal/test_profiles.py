@@ -110,6 +110,14 @@ def test_private_profiles_are_in_the_ledger_and_still_tell_groups_apart():
         Profiles().fit(fed, privacy=privacy)
 
 
+def test_one_row_a_client_and_rows_that_are_all_the_same_are_grouped_without_a_warning():
+    one = Federation({"x": np.random.default_rng(0).normal(size=(9, 3))}, np.arange(10))
+    same = Federation({"x": np.ones((40, 3))}, np.arange(0, 41, 4))
+    for fed in (one, same):
+        weights = Profiles(directions=2, alpha=0.0).fit(fed).weights(fed)
+        np.testing.assert_allclose(weights.sum(axis=1), 1.0)
+
+
 def test_bad_settings_are_refused():
     with pytest.raises(DataError, match=r"alpha and kept_out must be at least 0 and below 1, not 1\.0"):
         Profiles(alpha=1.0)

@@ -15,7 +15,9 @@ import fedscape as fs
 from fedscape import DataError, Federation, Local
 from fedscape.core.random import Key
 from fedscape.learning import LocalSGD, cross_entropy
+from fedscape.learning.batches import Rows, make_plan
 from fedscape.learning.layers import initialised
+from fedscape.learning.trainer import trainer_of
 from fedscape.methods import train
 from fedscape.personal import FedALA, FedBABU, FedBN, FedDBE, FedPer, FedRep, LocalOnly, PFedFDA
 from fedscape.personal.features import with_embedding
@@ -145,6 +147,35 @@ def test_fedala_learns_the_weights_that_the_paper_writes_out():
     assert mix["2.weight"].min() < 0.999
 
 
+@pytest.mark.parametrize("strategy", ["auto", "sequential"])
+@pytest.mark.parametrize("uneven", [False, True])
+def test_fedala_mixes_its_last_layer_on_features_as_it_would_in_the_whole_model(strategy, uneven, monkeypatch):
+    fed, ends = two_concepts(6), []
+    fed = (
+        fed.where(np.random.default_rng(1).random(fed.n_rows) < np.repeat(np.linspace(0, 1, 6), 30)) if uneven else fed
+    )
+    for whole in (False, True):
+        if whole:
+            monkeypatch.setattr("fedscape.personal.fedala._top", lambda *_: None)
+        method, engine = FedALA(step(strategy=strategy), rate=2.0, warm_up=3), Local(fed)
+        assert method._on_features is not whole
+        ends.append((last(method, engine, 4), engine.kept()))
+    (one, kept_by_one), (other, kept_by_other) = ends
+    for n in one:
+        np.testing.assert_allclose(one[n], other[n], atol=1e-12)
+    for n in ("mix.2.weight", "mix.2.bias", "model.0.weight"):
+        np.testing.assert_allclose(kept_by_one[n].flat, kept_by_other[n].flat, atol=1e-12)
+    assert kept_by_one["mix.2.weight"].flat.min() < 0.9
+
+
+def test_fedala_mixes_in_the_whole_model_where_a_layer_drops_or_more_than_the_last_mixes():
+    deep = nn.Sequential(nn.Linear(D, 6), nn.Dropout(0.5), nn.Linear(6, C)).to(torch.float64)
+    assert not FedALA(step(model=deep))._on_features
+    assert not FedALA(step(), layers=("0", "2"))._on_features
+    assert not FedALA(step(model=nn.Linear(D, C).to(torch.float64)))._on_features
+    assert FedALA(step(model=nn.Sequential(nn.Flatten(), step().model)))._on_features
+
+
 def test_fedala_serves_clients_that_disagree():
     fed, local = two_concepts(), step()
     model = train(FedALA(local), local, fed, n_rounds=8)
@@ -162,12 +193,70 @@ def test_feddbe_without_a_pull_is_fedper_of_the_shift():
     assert all((one[n] == other[n]).all() for n in other)
 
 
-def test_the_consensus_of_feddbe_is_the_mean_of_all_features_at_the_start():
+def test_the_consensus_of_feddbe_is_the_mean_of_features_after_a_first_training():
     fed, local = two_concepts(), step()
-    method = FedDBE(local)
+    method, alone = FedDBE(local), Local(fed)
     state = last(method, fed, 3)
-    z = with_embedding(fed, method.local, method.start(0))["z"]
-    np.testing.assert_allclose(state["consensus"], z.mean(axis=0), atol=1e-12)
+    last(LocalOnly(method.local), alone, 1)
+    each = [
+        with_embedding(fed.take([i]), method.local, {n: v.flat[i] for n, v in alone.kept().items()})["z"]
+        for i in range(len(fed))
+    ]
+    np.testing.assert_allclose(state["consensus"], np.concatenate(each).mean(axis=0), atol=1e-12)
+    before = with_embedding(fed, method.local, method.start(0))["z"].mean(axis=0)
+    assert np.abs(state["consensus"] - before).max() > 0.05
+
+
+@pytest.mark.parametrize("strategy", ["auto", "sequential", "vmap"])
+def test_feddbe_is_a_plain_loop_over_clients_and_batches(strategy):
+    """Four rounds of a model of two layers: the loop is the algorithm, the batches are the ones of LocalSGD."""
+    sizes = [25, 9, 0, 14]
+    everyone = two_concepts(len(sizes), 25)
+    fed = everyone.where(np.concatenate([np.arange(25) < n for n in sizes]))
+    fed = fed.with_column("x", fed["x"] + np.repeat([0.0, 1.0, 0.0, -1.0], sizes)[:, None])
+    local = step(epochs=2, batch_size=10, lr=0.2, strategy=strategy)
+    method, engine = FedDBE(local, kappa=30.0, momentum=0.3), Local(fed)
+    assert trainer_of(method.local).strategy == {"auto": "stacked"}.get(strategy, strategy)
+    state = last(method, engine, 4, seed=3)
+    common = {n: torch.tensor(p) for n, p in method.local.parameters().items() if n != "2.shift"}
+    shift, consensus = torch.zeros(len(sizes), 6, dtype=torch.float64), None
+    for r in range(4):
+        moved, features = {n: torch.zeros_like(p) for n, p in common.items()}, torch.zeros(6, dtype=torch.float64)
+        for i in np.flatnonzero(sizes):
+            own = {n: p.clone().requires_grad_() for n, p in common.items()}
+            b, mean = shift[i].clone().requires_grad_(), torch.zeros(6, dtype=torch.float64)
+            for rows in batches(local, fed, int(i), Key(3, round=r)):
+                x, y = torch.tensor(fed["x"][rows]), torch.tensor(fed["y"][rows])
+                z = torch.tanh(x @ own["0.weight"].T + own["0.bias"])
+                loss = cross_entropy((z + b) @ own["2.weight"].T + own["2.bias"], y).mean()
+                mean = 0.7 * mean.detach() + 0.3 * z.mean(dim=0)
+                if consensus is not None:
+                    loss = loss + 30 / 2 * (mean - consensus).square().mean()
+                params = [*own.values(), b]
+                for p, g in zip(params, torch.autograd.grad(loss, params), strict=True):
+                    p.data -= 0.2 * g
+            mine = torch.tensor(fed["x"][fed.offsets[i] : fed.offsets[i + 1]])
+            features += torch.tanh(mine @ own["0.weight"].T + own["0.bias"]).detach().sum(dim=0)
+            shift[i] = b.detach()
+            for n, p in own.items():
+                moved[n] += sizes[i] / sum(sizes) * (p.detach() - common[n])
+        common = {n: p + moved[n] for n, p in common.items()}
+        consensus = features / sum(sizes) if consensus is None else consensus
+    for n, p in common.items():
+        np.testing.assert_allclose(state[f"model.{n}"], p, atol=1e-10)
+    np.testing.assert_allclose(engine.kept()["model.2.shift"].flat, shift, atol=1e-10)
+
+
+def batches(local: LocalSGD, fed: Federation, client: int, key: Key) -> list[np.ndarray]:
+    """The rows of one client's steps."""
+    plan = make_plan(Rows(fed.keys[[client]], fed.offsets[client : client + 2]), key, local.timing)
+    return [rows[:n] for rows, n in zip(plan.rows[0], plan.counts[0], strict=True)]
+
+
+def test_feddbe_stops_early_where_its_settings_say_so():
+    fed, local = two_concepts(), step(epochs=6, early_stopping=1e9)
+    one, other = last(FedDBE(local), fed, 2), last(FedDBE(replace(local, epochs=2, early_stopping=None)), fed, 2)
+    np.testing.assert_allclose(one["model.0.weight"], other["model.0.weight"], atol=1e-12)
 
 
 @pytest.mark.parametrize("momentum", [1.0, 0.4])

@@ -149,3 +149,19 @@ def test_bad_columns_are_refused(columns, message):
 def test_an_event_before_the_grid_is_refused():
     with pytest.raises(DataError, match="begin the grid earlier"):
         CoxRegression(times=[5.0, 9.0]).fit(patients())
+
+
+def test_features_that_order_the_events_are_refused_and_named_and_a_ridge_makes_them_finite():
+    rng = np.random.default_rng(0)
+    x = np.stack([rng.normal(size=20), np.linspace(-1, 1, 20)], axis=1)
+    fed = Federation({"x": x, "time": np.arange(20, 0, -1), "event": np.ones(20, int)}, [0, 10, 20])
+    with pytest.raises(DataError, match=r"grow without end, most that of feature 1 \(.* so far\): give ridge="):
+        CoxRegression().fit(fed)
+    assert np.abs(CoxRegression(ridge=1.0).fit(fed).coefficients_).max() < 20
+    strong = fed.with_column("time", np.maximum(1, np.arange(20, 0, -1) + rng.integers(-6, 7, 20)))
+    assert CoxRegression().fit(strong).coefficients_[1] > 1  # a strong effect is none of these
+
+
+def test_without_pairs_to_compare_there_is_no_concordance():
+    fed = Federation({"x": np.arange(6.0)[:, None] % 4, "time": np.full(6, 5), "event": np.ones(6, int)}, [0, 3, 6])
+    assert np.isnan(CoxRegression().fit(fed).score(fed))

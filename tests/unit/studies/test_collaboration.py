@@ -9,7 +9,7 @@ from scipy.linalg import sqrtm
 from fedscape import DataError, Federation
 from fedscape.learning import LocalSGD, cross_entropy, models
 from fedscape.studies import collaboration
-from fedscape.studies.collaboration import aggregation_weights, gaussian_distances, selected
+from fedscape.studies.collaboration import aggregation_weights, expected_gain, gaussian_distances, gaussian_profiles
 
 
 def sites(flipped: tuple[bool, ...], rows: int = 60, seed: int = 0) -> Federation:
@@ -69,7 +69,45 @@ def test_weights_are_rows_for_clients_that_are_alike_and_none_for_those_that_are
     far = aggregation_weights(1e9 * (1 - np.eye(3)), np.array([10, 20, 30]), 1.0)
     np.testing.assert_allclose(far, np.eye(3), atol=1e-6)
     study = collaboration(sites((False, True)).with_column("x", np.repeat([0.0, 50.0], 60)[:, None] + np.ones(8)))
-    assert selected(study, "site 1", most=1) == ["site 1"]
+    assert study.select("site 1", most=1) == ["site 1"]
+
+
+@pytest.mark.parametrize("apart", [0.0, 0.3, 1.0, 2.0])
+def test_what_profiles_expect_is_what_pooling_does_and_its_interval_covers_it(apart):
+    """Three clients of known laws: the gain is known, and estimated again and again."""
+    rng, sizes = np.random.default_rng(3), np.array([30, 50, 80])
+    places = np.array([[0.0, 0.0], [apart, 0.0], [0.0, -apart]])
+    scales = np.array([1.0, 1.5, 0.5])
+    share = sizes / sizes.sum()
+    b = share @ places - places[0]
+    alone, pooled = 2 * scales[0] ** 2 / 30, (share**2 * 2 * scales**2 / sizes).sum() + b @ b
+    truth, found = 1 - pooled / alone, []
+    for _ in range(400):
+        x = np.concatenate([rng.normal(p, s, (n, 2)) for p, s, n in zip(places, scales, sizes, strict=True)])
+        profiles = gaussian_profiles(Federation({"x": x}, np.concatenate([[0], np.cumsum(sizes)])))
+        found.append(expected_gain(profiles, 0, [0, 1, 2]))
+    covered = np.mean([row["low"] <= truth <= row["high"] for row in found])
+    assert covered > 0.95 - 5 * np.sqrt(0.95 * 0.05 / 400)
+    if apart >= 1.0:  # else |b|^2 is cut at 0
+        values = np.array([row["value"] for row in found])
+        assert abs(values.mean() - truth) < 5 * values.std() / np.sqrt(400)
+    sure = np.mean([row["high"] < 0 or row["low"] > 0 for row in found])
+    assert sure > 0.9 or apart < 2.0
+
+
+def test_groups_are_compared_by_profiles_and_by_training():
+    fed = sites((False, False, False, True), rows=60)
+    study = collaboration(fed, local=step(), rounds=10, pairs=False, groups=[["site 0", "site 1", "site 2"]])
+    assert [(row["client"], row["with"]) for row in study.gains] == [
+        ("site 0", "site 1, site 2"), ("site 1", "site 0, site 2"), ("site 2", "site 0, site 1"),
+    ]  # fmt: skip
+    assert len(study.expected) == 3 + 4
+    assert study.gains[0]["value"] > study.together[0]["value"]  # without the one that disagrees
+    alone = collaboration(fed, groups=[["site 0", "site 1", "site 2"]], pairs=False)
+    assert alone.expected == study.expected
+    for group in (["site 0"], ["site 0", "site 0"], ["site 0", "elsewhere"]):
+        with pytest.raises(DataError, match="groups must each have two clients or more, all different and known"):
+            collaboration(fed, groups=[group])
 
 
 def test_bad_federations_are_refused():

@@ -40,6 +40,12 @@ class Stack(NamedTuple):
     loss: str  # "classes", "odds" or "squares"
     flattens: bool
     standard: Standardise | None
+    shift: str = ""  # what the last layer adds to its inputs ("" for nothing)
+
+    @property
+    def names(self) -> list[str]:
+        """Of the arrays of `laid_out`: each layer's weight and bias, then the shift."""
+        return [name for layer in self.layers for name in (layer.weight, layer.bias)] + [self.shift]
 
     def inputs(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         """Flat rows as the first layer takes them."""
@@ -48,6 +54,24 @@ class Stack(NamedTuple):
         if self.standard is None:
             return x
         return ((x - self.standard.mean.reshape(-1)) / self.standard.scale.reshape(-1)).to(dtype)
+
+
+class Pull(NamedTuple):
+    """What the running mean of the last layer's inputs is pulled to: `target` [d].
+
+    `rate` [1 or clients, 1, 1] is the learning rate times strength and momentum over d.
+    """
+
+    target: Tensor
+    rate: Tensor
+    momentum: float
+
+    def of(self, mean: Tensor, a: Tensor, share: Tensor) -> Tensor:
+        """Update the running means [clients, 1, d] in place by a batch; what each of its rows gets: [clients, b, d]."""
+        real = (share > 0).to(a.dtype)
+        number = real.sum(1, keepdim=True).clamp(min=1)
+        mean.mul_(1 - self.momentum).add_(torch.bmm(real.transpose(1, 2), a) / number, alpha=self.momentum)
+        return torch.bmm(real * (first(self.rate, len(a)) / number), mean - self.target)
 
 
 class Steps(NamedTuple):
@@ -147,6 +171,7 @@ def all_steps(
     moves: list[bool],
     momentum: float,
     pushes: list[Tensor],
+    pull: Pull | None,
 ) -> None:
     """All local steps of a few clients, in place.
 
@@ -159,36 +184,44 @@ def all_steps(
     steps
         Which of them these clients take when.
     weights, anchors
-        For each layer its weight [clients, ...] and its bias [clients, 1, out], and what a proximal weight pulls to.
+        For each layer its weight [clients, ...] and its bias [clients, 1, out], then the shift [clients, 1, in], and
+        what a proximal weight pulls to.
     moves
         Which of these are trained.
     momentum
         Of plain SGD; 0 for none.
     pushes
         What every step takes off the weights and biases besides the gradient; an empty list for nothing.
+    pull
+        What the last layer's inputs are pulled to, if to anything.
     """
-    layers, dtype = stack.layers, steps.shares.dtype
+    layers, dtype, last = stack.layers, steps.shares.dtype, len(stack.layers) - 1
+    means = steps.shares.new_zeros((len(weights[0]), 1, layers[-1].inputs)) if pull is not None else steps.shares
     memories = [torch.zeros_like(w) if momentum > 0 else w for w in weights]
     sign = 1.0 if momentum > 0 else -1.0
-    lowest = next((k for k in range(len(layers)) if moves[2 * k] or moves[2 * k + 1]), len(layers) - 1)
+    lowest = next((k for k in range(len(layers)) if moves[2 * k] or moves[2 * k + 1]), last)
     for t, (end, width) in enumerate(steps.active()):
         rows, target, share = (values[t, :end, :width] for values in steps[:3])
         a = stack.inputs(x.index_select(0, rows.reshape(-1)), dtype).reshape(end, width, -1)
-        passed = [a]
+        passed, pulled = [a], None
         for k, layer in enumerate(layers):
             w, b = first(weights[2 * k], end), first(weights[2 * k + 1], end)
+            if k == last and pull is not None:
+                pulled = pull.of(means[:end], a, share)
+            if k == last:
+                top = a = a + first(weights[-1], end) if stack.shift else a
             m = w if layer.turned else w.transpose(1, 2)
             a = activated(torch.baddbmm(b, a, m) if b.numel() > 0 else torch.bmm(a, m), layer.activation)
             passed.append(a)
         grad = loss_gradient(a, target, share, stack.loss)
-        for k in range(len(layers) - 1, lowest - 1, -1):
-            layer = layers[k]
+        for k in range(last, lowest - 1, -1):
+            layer, fed = layers[k], top if k == last else passed[k]
             grad = back_through(grad, passed[k + 1], layer.activation)
             down = grad
-            if k > lowest:
+            if k > lowest or (k == last and moves[-1]):
                 w = first(weights[2 * k], end)
                 down = torch.bmm(grad, w.transpose(1, 2) if layer.turned else w)
-            for j in (2 * k, 2 * k + 1):
+            for j in (2 * k, 2 * k + 1, 2 * last + 2)[: 2 + (k == last)]:
                 if not moves[j]:
                     continue
                 value, memory = first(weights[j], end), first(memories[j], end)
@@ -196,15 +229,15 @@ def all_steps(
                 to = loosen(value, memory, *pulls, momentum)
                 if pushes:
                     to.add_(first(pushes[j], end), alpha=sign)
-                if j % 2 == 1:
-                    to.add_(grad.sum(1, keepdim=True), alpha=sign)
+                if j > 2 * k:
+                    to.add_((down if j > 2 * k + 1 else grad).sum(1, keepdim=True), alpha=sign)
                 elif layer.turned:
-                    to.baddbmm_(passed[k].transpose(1, 2), grad, alpha=sign)
+                    to.baddbmm_(fed.transpose(1, 2), grad, alpha=sign)
                 else:
-                    to.baddbmm_(grad.transpose(1, 2), passed[k], alpha=sign)
+                    to.baddbmm_(grad.transpose(1, 2), fed, alpha=sign)
                 if momentum > 0:
                     value.sub_(memory)
-            grad = down
+            grad = down if pulled is None or k < last else down.add_(pulled)
 
 
 def run_steps(
@@ -217,6 +250,7 @@ def run_steps(
     momentum: float = 0.0,
     still: Collection[str] = (),
     push: list[Tensor] | None = None,
+    pull: Pull | None = None,
     factors: Tensor | None = None,
     each: Collection[str] = (),
 ) -> list[Tensor]:
@@ -224,8 +258,7 @@ def run_steps(
 
     A few clients at a time, as many as stay in the cache. Parameters that are `still` stay.
     """
-    clients, layers = steps.index.shape[1], stack.layers
-    names = [name for layer in layers for name in (layer.weight, layer.bias)]
+    clients, names = steps.index.shape[1], stack.names
     sums = [factors is not None and name not in each for name in names]
     out = [
         torch.zeros(((1 if s else clients) if len(p) else 0, *p.shape[1:]), dtype=torch.float64 if s else p.dtype)
@@ -241,7 +274,8 @@ def run_steps(
                 for p, room, s in zip(begun, out, sums, strict=True)
             ]
             pulls, pushes = ([between(p, begin, end) for p in values] for values in (to, push or []))
-            all_steps(stack, x, steps.part(begin, end), at, pulls, moves, momentum, pushes)
+            mine = None if pull is None else pull._replace(rate=between(pull.rate, begin, end))
+            all_steps(stack, x, steps.part(begin, end), at, pulls, moves, momentum, pushes, mine)
             for now, before, total, s in zip(at, begun, out, sums, strict=True):
                 moved = now.sub_(before).flatten(1)
                 if factors is not None and s and moved.numel():
@@ -263,7 +297,7 @@ def _add(moved: Tensor, factors: Tensor, total: Tensor) -> None:
 
 
 def laid_out(stack: Stack, params: dict[str, Tensor]) -> list[Tensor]:
-    """Of {name: [rows, ...]} each layer's weight and bias [rows, 1, out], empty where there is none.
+    """Of {name: [rows, ...]} each layer's weight and bias [rows, 1, out], then the shift; empty where there is none.
 
     Each is contiguous, wide weights as [in, out]; it may share memory with the parameters.
     """
@@ -272,14 +306,17 @@ def laid_out(stack: Stack, params: dict[str, Tensor]) -> list[Tensor]:
         weight = params[layer.weight]
         arrays.append((weight.transpose(1, 2) if layer.turned else weight).contiguous())
         arrays.append(params[layer.bias][:, None].contiguous() if layer.bias else weight.new_zeros((0, 1, 1)))
+    arrays.append(params[stack.shift][:, None].contiguous() if stack.shift else weight.new_zeros((0, 1, 1)))
     return arrays
 
 
 def in_names(stack: Stack, at: list[Tensor]) -> dict[str, Tensor]:
     """Views under the model's names and shapes: {name: [rows, ...]}."""
     named = {}
-    for layer, weight, bias in zip(stack.layers, at[::2], at[1::2], strict=True):
+    for layer, weight, bias in zip(stack.layers, at[:-1:2], at[1::2], strict=True):
         named[layer.weight] = weight.transpose(1, 2) if layer.turned else weight
         if layer.bias:
             named[layer.bias] = bias[:, 0]
+    if stack.shift:
+        named[stack.shift] = at[-1][:, 0]
     return named

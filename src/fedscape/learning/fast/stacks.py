@@ -18,8 +18,8 @@ from torch.func import functional_call
 from fedscape.learning.batches import Plan, Work
 from fedscape.learning.device import Data
 from fedscape.learning.fast.agreement import agree
-from fedscape.learning.fast.stack_steps import Dense, Stack, Steps, in_names, laid_out, run_steps
-from fedscape.learning.layers import KeyedDropout, Module, Standardise, is_plain
+from fedscape.learning.fast.stack_steps import Dense, Pull, Stack, Steps, in_names, laid_out, run_steps
+from fedscape.learning.layers import Centre, KeyedDropout, Module, ShiftedLinear, Standardise, is_plain
 from fedscape.learning.local import LocalSGD
 from fedscape.learning.losses import cross_entropy, logistic, squared_error
 from fedscape.learning.optimisers import Rate, Rates
@@ -36,7 +36,7 @@ def stack_of(model: Module, loss: Any) -> Stack | None:
     """The layers of the model, if its backward pass and that of its loss are hand-written here; else None.
 
     That is `torch.nn.Sequential`, also within another, of linear layers, rectifiers, tanh and sigmoid, after flattening
-    and `standardising`; with cross entropy, `logistic` or `squared_error`.
+    and `standardising`; with cross entropy, `logistic` or `squared_error`. The last layer may be a ShiftedLinear.
 
     >>> stack_of(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), cross_entropy).layers[0].activation
     'relu'
@@ -47,14 +47,15 @@ def stack_of(model: Module, loss: Any) -> Stack | None:
     if kind is None or len(types) > 1 or not types <= {torch.float32, torch.float64}:
         return None
     layers: list[Dense] = []
-    flattens, standard = False, None
+    flattens, standard, shift = False, None, ""
     for path, layer in _leaves(model):
         activation = next((name for of, name in _ACTIVATIONS.items() if is_plain(layer, of)), None)
-        if is_plain(layer, nn.Linear):
-            if layers and layers[-1].outputs != layer.in_features:
+        if is_plain(layer, nn.Linear) or is_plain(layer, ShiftedLinear):
+            if shift or (layers and layers[-1].outputs != layer.in_features):
                 return None
             names = [f"{path}.{name}".lstrip(".") if p is not None else "" for name, p in layer._parameters.items()]
             layers.append(Dense(names[0], names[1], layer.in_features, layer.out_features, ""))
+            shift = "".join(names[2:])
         elif activation and layers and not layers[-1].activation:
             layers[-1] = layers[-1]._replace(activation=activation)
         elif is_plain(layer, nn.Flatten) and not layers and (layer.start_dim, layer.end_dim) == (1, -1):
@@ -63,14 +64,14 @@ def stack_of(model: Module, loss: Any) -> Stack | None:
             standard = layer
         elif not _does_nothing(layer):
             return None
-    names = [name for layer in layers for name in (layer.weight, layer.bias) if name]
+    names = [name for layer in layers for name in (layer.weight, layer.bias) if name] + [shift] * bool(shift)
     if not layers or sorted(names) != sorted(n for n, _ in model.named_parameters()):  # a layer in two places is one
         return None
     whole = standard is None or (
         math.prod(standard.mean.shape) == layers[0].inputs and (flattens or standard.mean.ndim == 1)
     )
     fits = whole and (kind != "odds" or layers[-1].outputs == 1)
-    return Stack(tuple(layers), kind, flattens, standard) if fits else None
+    return Stack(tuple(layers), kind, flattens, standard, shift) if fits else None
 
 
 def _kind_of(loss: Any) -> str | None:
@@ -144,6 +145,7 @@ def train_stack(
     weights: Array | None,
     still: Collection[str],
     drift: Tensors | None = None,
+    centre: Centre | None = None,
     each: Collection[str] = (),
 ) -> Tensors | None:
     """As `train`; None for rows or targets that the stack does not take, so that the model itself raises the error."""
@@ -166,6 +168,7 @@ def train_stack(
         momentum=local.momentum,
         still={*still, *fixed},
         push=push,
+        pull=None if centre is None else _pull(local, centre, rates.lr),
         factors=factors,
         each=each,
     )
@@ -206,6 +209,12 @@ def _pushes(stack: Stack, drift: Tensors, lr: Rate) -> list[Tensor]:
     """What a drift takes off the parameters in every step, in the layout of `laid_out`."""
     rate = lr.reshape(-1, 1, 1) if isinstance(lr, torch.Tensor) else lr
     return [d.mul(rate) if len(d) else d for d in laid_out(stack, drift)]
+
+
+def _pull(local: LocalSGD, centre: Centre, lr: Rate) -> Pull:
+    """A centre with the learning rate folded in."""
+    rate = centre.strength * centre.momentum / len(centre.target) * _by_client(lr, local)
+    return Pull(centre.target.to(local.dtype), rate[..., None], centre.momentum)
 
 
 def _by_client(rate: Rate, local: LocalSGD) -> Tensor:

@@ -18,7 +18,7 @@ from fedscape.learning.fast.products import ProductConv2d, stands_for_product
 from fedscape.learning.fast.program import Program, records
 from fedscape.learning.fast.stack_steps import Stack
 from fedscape.learning.fast.stacks import checked_stack, train_stack
-from fedscape.learning.layers import Module, is_plain, trainable_copy
+from fedscape.learning.layers import Centre, Module, is_plain, trainable_copy
 from fedscape.learning.local import LocalSGD
 from fedscape.learning.loop import Look, each_start, known_classes, no_random_operation, one_thread, summed
 from fedscape.learning.optimisers import Rates, StopRows
@@ -73,6 +73,7 @@ class StackTrainer(FusedTrainer):
         weights: Array | None = None,
         still: Collection[str] = (),
         drift: Tensors | None = None,
+        centre: Centre | None = None,
         each: Collection[str] = (),
         look: Look | None = None,
     ) -> Tensors:
@@ -90,11 +91,21 @@ class StackTrainer(FusedTrainer):
                 weights=None if several else weights,
                 still=still,
                 drift=drift,
+                centre=centre,
                 each=each,
             )
         if moved is None:  # rows or targets that the stack does not take: the model itself says why
             return super().train(
-                start, work, rates, anchor, weights=weights, still=still, drift=drift, each=each, look=look
+                start,
+                work,
+                rates,
+                anchor,
+                weights=weights,
+                still=still,
+                drift=drift,
+                centre=centre,
+                each=each,
+                look=look,
             )
         return summed(moved, weights, each) if several and weights is not None else moved
 
@@ -128,13 +139,23 @@ class ProgramTrainer(Trainer):
         weights: Array | None = None,
         still: Collection[str] = (),
         drift: Tensors | None = None,
+        centre: Centre | None = None,
         each: Collection[str] = (),
         look: Look | None = None,
     ) -> Tensors:
         with _COMPILING:
-            if still or each or drift is not None:
+            if still or each or drift is not None or centre is not None:
                 return super().train(
-                    start, work, rates, anchor, weights=weights, still=still, drift=drift, each=each, look=look
+                    start,
+                    work,
+                    rates,
+                    anchor,
+                    weights=weights,
+                    still=still,
+                    drift=drift,
+                    centre=centre,
+                    each=each,
+                    look=look,
                 )
             try:
                 with self.on_device(), known_classes(self.local):
