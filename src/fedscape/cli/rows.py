@@ -128,13 +128,15 @@ def split_rows(
     seed: int,
     client: str | None,
     discovery: Discovery | None = None,
+    inputs: Inputs | None = None,
 ) -> tuple[Federation, Federation, Inputs, list[str]]:
-    """Split into training and test inputs; also return the fitted preprocessing and remarks to print."""
+    """Split into training and test inputs; also return the preprocessing, fitted or given, and remarks to print."""
     from fedscape.learning.fitting import class_names, feature_kinds, learn_inputs
     from fedscape.learning.run import held_out
 
     learners, rest = held_out(fed, test=test, seed=seed)
-    inputs = learn_inputs(
+    reused = inputs is not None
+    inputs = inputs or learn_inputs(
         learners,
         features=reading.features,
         target=target,
@@ -147,8 +149,10 @@ def split_rows(
         scales=None if discovery is None else discovery.scales,
     )
     parts = [inputs.apply(part) for part in (learners, rest)]
-    lines = inputs.remarks()
+    lines = [] if reused else inputs.remarks()
     for where, part in zip(("to train on", "held out"), parts, strict=True):
+        if reused:
+            inputs.check_labels(learners if where == "to train on" else rest, part)
         lines += [f"rows {where}: {remark}" for remark in part.remarks()]
         if not part.rows.n_rows:
             raise DataError(f"no rows are left {where}: each lacks a feature; fill them in with --fill mean")
@@ -189,9 +193,9 @@ def _shape(text: str | None) -> list[int] | None:
 def network_of(model: str, rows: Federation, inputs: Inputs, seed: int) -> tuple[Any, dict[str, Any]]:
     """Build a network for these inputs; also return its arguments."""
     from fedscape.learning import models
-    from fedscape.learning.run import arguments_for
+    from fedscape.learning.run import OF_CODES, arguments_for
 
-    if model == "char_lstm" and not inputs.as_stored:
-        raise DataError("char_lstm reads character codes unchanged: drop --standardise and --fill, and name one column")
+    if model in OF_CODES and not inputs.as_stored:
+        raise DataError(f"{model} reads character codes unchanged: drop --standardise and --fill, and name one column")
     arguments = arguments_for(model, rows, features=inputs.column, target=inputs.target)
     return getattr(models, model)(**arguments, seed=seed), arguments

@@ -10,6 +10,7 @@ import typer
 from click import get_current_context
 from click.core import ParameterSource
 
+from fedscape.cli.finetuning import Base, Lora, LoraLayers
 from fedscape.cli.options import (
     Address,
     Categorical,
@@ -49,7 +50,7 @@ from fedscape.errors import DataError, require
 from fedscape.methods import FAMILIES
 from fedscape.methods import names as method_names
 
-Model = Annotated[str, typer.Option(help="linear, mlp, cnn, lenet5, resnet18, mobilenet_v2 or char_lstm.")]
+Model = Annotated[str, typer.Option(help="linear, mlp, cnn, lenet5, resnet18, mobilenet_v2, char_lstm or transformer.")]
 Epochs = Annotated[int, typer.Option(help="Local epochs per round.")]
 BatchSize = Annotated[int, typer.Option(help="Rows per local step.")]
 Cohort = Annotated[int, typer.Option(help="Clients per round; 0 means all.")]
@@ -112,6 +113,9 @@ Wandb = Annotated[Path | None, typer.Option(help="Folder for a Weights & Biases 
 def train(
     source: Source,
     model: Model = "mlp",
+    base: Base = None,
+    lora: Lora = None,
+    lora_layers: LoraLayers = None,
     method: Method = None,
     rounds: Rounds = None,
     cohort: Some = None,

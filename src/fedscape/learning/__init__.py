@@ -8,6 +8,7 @@ from fedscape.core.lazy import loader
 
 if TYPE_CHECKING:
     from fedscape.learning import models
+    from fedscape.learning.adapters import Adapted
     from fedscape.learning.evaluation import ClientAccuracy, Evaluation, evaluate
     from fedscape.learning.export import load_model, module_of, save_model
     from fedscape.learning.fair import QFedAvg
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Adagrad",
     "Adam",
+    "Adapted",
     "Board",
     "ClientAccuracy",
     "CosineDecay",
@@ -74,6 +76,7 @@ __all__ = [
 __getattr__ = loader(
     __name__,
     {
+        "adapters": ["Adapted"],
         "evaluation": ["ClientAccuracy", "Evaluation", "evaluate"],
         "export": ["load_model", "module_of", "save_model"],
         "fair": ["QFedAvg"],

@@ -100,6 +100,7 @@ class Device:
 
     def __init__(self, local: LocalSGD) -> None:
         self.local = copy.copy(local)  # equal settings, not the key that this object is remembered by
+        self.n_weights = sum(p.numel() for p in local.model.parameters())  # trained or not
         self._spare: deque[Module] = deque()
         self._held: dict[str, Held] = {}
         self._accepted: set[tuple[tuple[int, ...], object]] = set()  # shapes and types of rows that the model takes
@@ -118,7 +119,7 @@ class Device:
         if torch.device(local.device).type != "cpu":
             return "vmap"
         heavy = (nn.modules.conv._ConvNd, nn.RNNBase)
-        small = local.n_parameters <= SMALL_MODEL and not any(isinstance(m, heavy) for m in local.model.modules())
+        small = self.n_weights <= SMALL_MODEL and not any(isinstance(m, heavy) for m in local.model.modules())
         return "vmap" if small else "sequential"
 
     # -- rows ----------------------------------------------------------------------------------------------------------

@@ -55,10 +55,13 @@ class Trainer(Device):
 
     @property
     def chunk(self) -> int:
-        """How many clients are trained side by side: as many as fit a fixed number of weights."""
+        """How many clients are trained side by side: as many as fit a fixed number of weights, frozen ones included.
+
+        All clients share frozen weights, but not what is computed with them.
+        """
         if torch.device(self.local.device).type != "cpu":
-            return int(min(max(2**27 // self.local.n_parameters, 1), 4096))
-        return int(min(max(2**20 // self.local.n_parameters, 1), 256))
+            return int(min(max(2**27 // self.n_weights, 1), 4096))
+        return int(min(max(2**20 // self.n_weights, 1), 256))
 
     # -- the work of a round -------------------------------------------------------------------------------------------
 

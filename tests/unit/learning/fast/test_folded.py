@@ -59,6 +59,7 @@ MODELS = {
     "cnn": (lambda: models.cnn((1, 8, 8), 3), (8, 8)),
     "lenet5": (lambda: models.lenet5((1, 28, 28), 3), (28, 28)),
     "lstm": (lambda: models.char_lstm(7, embedding=3, hidden=4), (5,)),
+    "transformer": (lambda: models.transformer(7, width=8, heads=2, length=5, dropout=0.3), (5,)),
     "resnet18": (lambda: models.resnet18((3, 16, 16), 3, width=8), (16, 16, 3)),
     "mobilenet_v2": (lambda: models.mobilenet_v2((3, 32, 32), 3, width=0.25), (32, 32, 3)),
     "pair": (Pair, (2, 5, 6)),
@@ -86,7 +87,7 @@ def test_gradients_are_those_of_each_client_by_itself(name):
     params = {n: p.detach() + 0.1 * torch.randn(CLIENTS, *p.shape, dtype=p.dtype) for n, p in module.named_parameters()}
     dropped = [n for n, m in module.named_modules() if type(m).__name__ == "KeyedDropout"]
     random = {f"{n}.key": torch.randint(1, 999, (CLIENTS, 2), dtype=torch.int32) for n in dropped}
-    x, y, share = batch_of(shape, name in ("lstm", "tokens"))
+    x, y, share = batch_of(shape, name in ("lstm", "tokens", "transformer"))
     (want, loss), (found, other) = (
         f(params, random, x, y, share) for f in (by_client(local, module), in_one_batch(local, twin))
     )
