@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -25,7 +25,7 @@ from fedscape.learning.local import LocalSGD
 from fedscape.learning.loop import one_thread
 from fedscape.learning.optimisers import Rates
 from fedscape.learning.server import Mean, Rule
-from fedscape.learning.trainer import Trainer, train, trainer_of
+from fedscape.learning.trainer import Draws, Works, train, trainer_of
 from fedscape.types import Array, Arrays, HasKeys, Kept, Tensor, Tensors
 
 _MEAN = Mean()
@@ -129,11 +129,20 @@ class Sweep(Computation):
     ) -> Iterator[tuple[Array, Tensors]]:
         """Groups of clients, and how far each moves each parameter under each setting; or sums, as `train` has them."""
         start = {n: trainer_of(self.local).tensor(f"model.{n}", p) for n, p in model_arrays(state).items()}
-        data, index = trainer_of(self.local).data(clients), key.round + self.begin
-        for positions in groups(clients.sizes, self.local.timing, most=self.block_clients):
-            work, rates = self._work(data, clients, positions, key.at(index)), self._rates(index, len(positions))
+        for positions, work in trainer_of(self.local).works(clients, key, self.draws):
             mine = None if weights is None else weights[positions]
+            rates = self._rates(key.round + self.begin, len(positions))
             yield positions, train(self.local, start, work, rates, weights=mine)
+
+    @property
+    def draws(self) -> Draws:
+        """How the batches of a round are drawn."""
+        return Draws((self.settings, self.begin), self._works, len(self.settings))
+
+    def _works(self, clients: Federation, key: Key) -> Works:
+        data, drawn = trainer_of(self.local).data(clients), key.at(key.round + self.begin)
+        for positions in groups(clients.sizes, self.local.timing, most=self.block_clients):
+            yield positions, self._work(data, clients, positions, drawn)
 
     def update(self, state: Arrays, total: Arrays, key: Key) -> Arrays:
         one = FedAvg(self.local, server=self.server, weighting=self.weighting)
@@ -155,9 +164,9 @@ class Sweep(Computation):
         return {**trainer_of(self.local).arrays(stay), "server.diverged": diverged.cpu().numpy()}
 
     @property
-    def trainer(self) -> Trainer:
-        """The device's trainer, for a run to ask."""
-        return trainer_of(self.local)
+    def trainer(self) -> SweepTrainer:
+        """What a run may ask of the device."""
+        return SweepTrainer(self)
 
     def measure(self, state: Arrays, clients: Federation) -> Arrays:
         sums = [sums_of_clients(self.local, self.state_of(state, s), clients) for s in range(len(self.settings))]
@@ -201,6 +210,30 @@ class Sweep(Computation):
         computation, fed = FedAvg.examples()[1]
         settings = [Setting(lr=0.1), Setting(lr=0.2, seed=1), Setting(lr=0.1, proximal=0.3, server=0.5)]
         return [(cls(computation.local, settings, initial="seed"), fed)]
+
+
+class SweepTrainer:
+    """The device's trainer as a run asks it, which draws the batches of all settings ahead.
+
+    >>> SweepTrainer(Sweep.examples()[0][0]).prefetches
+    False
+    """
+
+    def __init__(self, sweep: Sweep) -> None:
+        self._trainer, self._draws = trainer_of(sweep.local), sweep.draws
+
+    @property
+    def prefetches(self) -> bool:
+        """Whether the device computes while the host is free to prefetch."""
+        return self._trainer.prefetches
+
+    def prefetch(self, clients: Federation, key: Key) -> None:
+        """Draw the batches of the round of this key under each setting."""
+        self._trainer.prefetch(clients, key, self._draws)
+
+    def known_finite(self, state: Mapping[str, Array]) -> bool:
+        """Whether all numbers of this state were checked on the device."""
+        return self._trainer.known_finite(state)
 
 
 def _along(values: Tensor, like: Tensor) -> Tensor:
