@@ -20,6 +20,7 @@ from fedscape.learning.layers import Module, is_plain, trainable_copy
 from fedscape.learning.local import LocalSGD
 from fedscape.learning.loop import Look, each_start, known_classes, no_random_operation, one_thread, summed
 from fedscape.learning.optimisers import Rates, StopRows
+from fedscape.learning.programs import keep_programs
 from fedscape.learning.trainer import Draws, Trainer
 from fedscape.types import Array, Tensors
 
@@ -105,6 +106,9 @@ class ProgramTrainer(Trainer):
 
     def __init__(self, local: LocalSGD) -> None:
         super().__init__(local)
+        keep_programs(
+            torch.cuda.get_device_name(local.device) if local.on_gpu else torch.backends.cpu.get_cpu_capability()
+        )
         self.programs: dict[tuple[int, bool], Program] = {}
         self._module: Module | None = None
 
