@@ -98,6 +98,18 @@ def test_adapters_start_from_an_earlier_run_and_send_few_numbers(tmp_path):
     assert about["numbers_per_client"] == 3_740
 
 
+def test_a_sweep_of_adapters_starts_from_an_earlier_run(tmp_path):
+    ok("train", "femnist-mini", *SHORT, "--standardise", "--out", tmp_path / "base", "--quiet")
+    before = json.loads((tmp_path / "base" / "table.json").read_text())[-1]["loss_pooled"]
+    how = ["sweep", "femnist-mini", "--base", tmp_path / "base", "--lr", "1e-9,0.003", "--rounds", 2, "--json"]
+    for more in ([], ["--lora", 4]):
+        rows = {row["lr"]: row["loss_pooled"] for row in json.loads(ok(*how, *more, "--quiet"))}
+        assert rows[1e-9] == pytest.approx(before, rel=1e-5)
+        assert rows[0.003] != pytest.approx(before, rel=1e-5)
+    assert "--shape is as the model in --base has it" in refused(2, *how, "--shape", "28,28")
+    assert "--lora-layers needs --lora" in refused(2, *how, "--lora-layers", "1")
+
+
 def test_a_base_without_adapters_is_where_all_weights_start(tmp_path):
     ok("train", "femnist-mini", *SHORT, "--standardise", "--out", tmp_path / "base", "--quiet")
     how = ["train", "femnist-mini", "--base", tmp_path / "base", "--rounds", 1, "--lr", 1e-9, "--json", "--quiet"]

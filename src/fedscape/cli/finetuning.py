@@ -48,15 +48,18 @@ def check_fine_tuning(name: str, request: Request) -> None:
     for option, value in (("base", request.base), ("lora", request.lora)):
         if value is not None and family == "temporal":
             raise DataError(f"--{option} goes with methods of one network, not with the branches of {name}")
-    if request.lora_layers is not None and request.lora is None:
-        raise DataError("--lora-layers needs --lora, the rank of the adapters")
-    if request.base is None:
-        return
-    for option in _DECIDED:
-        if option in request.typed:
-            raise DataError(f"--{option} is as the model in --base has it: leave it out")
-    if name in _SEVERAL and request.lora is None:
+    check_base(request.base, request.lora, request.lora_layers, request.typed)
+    if request.base is not None and name in _SEVERAL and request.lora is None:
         raise DataError(f"all models of {name} would begin as that of --base and stay alike: add --lora 8")
+
+
+def check_base(base: Path | None, lora: int | None, layers: str | None, typed: frozenset[str]) -> None:
+    """Refuse layers of adapters without adapters, and what a base decides; `typed` are options on the command line."""
+    if layers is not None and lora is None:
+        raise DataError("--lora-layers needs --lora, the rank of the adapters")
+    for option in () if base is None else _DECIDED:
+        if option in typed:
+            raise DataError(f"--{option} is as the model in --base has it: leave it out")
 
 
 def base_of(path: Path, target: str) -> Beginning:
@@ -76,14 +79,13 @@ def base_of(path: Path, target: str) -> Beginning:
     return Beginning(network.train(), saved.about["architecture"], dict(saved.about["arguments"]), saved.inputs)
 
 
-def with_adapters(network: Any, request: Request) -> tuple[Any, list[str]]:
+def with_adapters(network: Any, lora: int | None, layers: str | None, seed: int) -> tuple[Any, list[str]]:
     """The network with adapters, if --lora asks for them; also a line that says what is sent."""
-    if request.lora is None:
+    if lora is None:
         return network, []
     from fedscape.learning import Adapted
 
-    layers = ["*"] if request.lora_layers is None else listed(request.lora_layers)
-    adapted = Adapted(network, request.lora, layers=layers, seed=request.seed)
+    adapted = Adapted(network, lora, layers=["*"] if layers is None else listed(layers), seed=seed)
     sent = sum(p.numel() for p in adapted.parameters() if p.requires_grad)
-    line = f"adapters of rank {request.lora}: {sent:,} numbers are trained and sent, {100 * adapted.share:.1f}% of"
+    line = f"adapters of rank {lora}: {sent:,} numbers are trained and sent, {100 * adapted.share:.1f}% of"
     return adapted, [f"{line} the {adapted.n_full:,} of the network"]

@@ -242,7 +242,7 @@ def network_task(
         network, arguments = network_of(architecture, learners, inputs, request.seed)
     else:
         network, architecture, arguments = base.network, base.architecture, base.arguments
-    network, adapters = with_adapters(network, request)
+    network, adapters = with_adapters(network, request.lora, request.lora_layers, request.seed)
     local = local_training(
         network, inputs, lr=request.lr, epochs=request.epochs, batch_size=request.batch_size, proximal=request.proximal,
         device=request.device, strategy=request.strategy,

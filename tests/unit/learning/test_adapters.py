@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from dataclasses import replace
 
 import numpy as np
@@ -203,6 +204,14 @@ def test_frozen_weights_are_part_of_what_a_node_and_a_checkpoint_must_agree_on(t
         r.save(tmp_path / "run")
     with pytest.raises(Exception, match="computation"):
         list(rounds(FedAvg(local(1)), fed, n_rounds=3, seed=1, resume=tmp_path / "run"))
+
+
+def test_an_adapted_network_travels_to_another_process():
+    local = LocalSGD(nudged(Adapted(models.mlp(6, 4, 3), 2)), cross_entropy, lr=0.1, epochs=1, batch_size=3)
+    again = pickle.loads(pickle.dumps(local))  # noqa: S301
+    assert again.settings() == local.settings()
+    fed = federation([4, 3], 6, 3)
+    assert all(np.array_equal(v, last(again, fed)[n]) for n, v in last(local, fed).items())
 
 
 def test_a_run_that_was_stopped_ends_with_the_same_bytes(tmp_path):
