@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from fedscape.learning.fair import QFedAvg
     from fedscape.learning.fedavg import FedAdagrad, FedAdam, FedAvg, FedProx, FedYogi
     from fedscape.learning.fednova import FedNova
+    from fedscape.learning.halving import Trial, sweep
     from fedscape.learning.layers import initialised
     from fedscape.learning.local import LocalSGD
     from fedscape.learning.losses import cross_entropy, logistic, squared_error
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from fedscape.learning.schedules import CosineDecay, StepDecay
     from fedscape.learning.server import Adagrad, Adam, Mean, Momentum, Rule, Yogi
     from fedscape.learning.strategies import measure_strategies
-    from fedscape.learning.sweeps import Setting, Sweep, Trial, grid, sweep
+    from fedscape.learning.sweeps import Setting, Sweep, grid
     from fedscape.learning.tracking import Board, MLflow, Sink, WandB, ask_and_sweep, follow
 
 __all__ = [
@@ -82,6 +83,7 @@ __getattr__ = loader(
         "fair": ["QFedAvg"],
         "fedavg": ["FedAdagrad", "FedAdam", "FedAvg", "FedProx", "FedYogi"],
         "fednova": ["FedNova"],
+        "halving": ["Trial", "sweep"],
         "layers": ["initialised"],
         "local": ["LocalSGD"],
         "losses": ["cross_entropy", "logistic", "squared_error"],
@@ -91,7 +93,7 @@ __getattr__ = loader(
         "schedules": ["CosineDecay", "StepDecay"],
         "server": ["Adagrad", "Adam", "Mean", "Momentum", "Rule", "Yogi"],
         "strategies": ["measure_strategies"],
-        "sweeps": ["Setting", "Sweep", "Trial", "grid", "sweep"],
+        "sweeps": ["Setting", "Sweep", "grid"],
         "tracking": ["Board", "MLflow", "Sink", "WandB", "ask_and_sweep", "follow"],
     },
 )
