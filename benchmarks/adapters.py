@@ -19,12 +19,11 @@ from fedscape.personal import LocalOnly
 from fedscape.personal.personalised import Personalised
 from table import arguments, report
 
-WIDE, RATES = 16, [0.1, 0.3, 1.0]
+WIDE, RATES = 16, [0.3, 1.0]
 ARMS: dict[str, Callable[[Any], Any]] = {
     "all weights": lambda net: net,
     "rank 4": lambda net: Adapted(net, 4),
     "rank 4, one factor": lambda net: Adapted(net, 4, factors="up"),
-    "rank 1": lambda net: Adapted(net, 1),
 }
 
 
@@ -39,7 +38,7 @@ def lines(quick: bool, seeds: int) -> Iterator[dict[str, Any]]:
     third = np.char.startswith(fed.ids.astype(str), "midsummer")
     two, play = fed.take(np.flatnonzero(~third)), fed.take(np.flatnonzero(third))
     train, choose, test = part(play, 0, 0.7), part(play, 0.72, 0.82), part(play, 0.85, 1)
-    before, after = (2, 2) if quick else (60, 20)
+    before, after = (2, 2) if quick else (30, 10)
     rates: dict[str, float] = {}
     for seed in range(seeds):
         base, local = pretrained(two, before, seed)
@@ -48,7 +47,7 @@ def lines(quick: bool, seeds: int) -> Iterator[dict[str, Any]]:
         for name, adapted in ARMS.items():
             own = replace(local, model=adapted(base))
             if name not in rates:
-                settings = grid(lr=RATES[:2] if quick else RATES)
+                settings = grid(lr=RATES)
                 how: dict[str, Any] = {"n_rounds": after, "validation": choose, "sampler": fs.FixedSize(4), "seed": 100}
                 rates[name] = sweep(own, fs.Local(train, threads=1), settings, **how)[0].setting.lr
             own = replace(own, lr=rates[name])
