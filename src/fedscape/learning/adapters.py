@@ -70,9 +70,9 @@ class LowRank(nn.Module):  # type: ignore[misc]
 class Adapted(nn.Module):  # type: ignore[misc]
     """A frozen network whose linear layers have low-rank adapters, which alone are trained and sent: Hu et al. 2022.
 
-    It is a model like any other: `LocalSGD(Adapted(model, rank=8), ...)` works with every method. Methods that keep a
-    part of the model on each client then keep adapters. Whatever draws first weights anew (initial="seed") draws
-    adapters, and leaves the rest.
+    It is a model like any other: `LocalSGD(Adapted(model, rank=8), ...)` works with the global and personal methods.
+    Those that keep a part of the model on each client then keep adapters. Whatever draws first weights anew
+    (initial="seed") draws adapters, and leaves the rest.
 
     The mean of clients' updates is not exactly the update of the mean adapters, because an update is a product of two
     factors. With factors="up" it is: `down` then stays as it was drawn (FFA-LoRA, Sun et al. 2024).
@@ -207,12 +207,12 @@ def _chosen(model: Module, patterns: Sequence[str]) -> list[Module]:
 
 
 def _matching(paths: Sequence[str], patterns: Sequence[str], what: str) -> list[str]:
-    """The paths that match a pattern whole, from a dot on, or but for their last part (`out` is out.weight too)."""
+    """The paths that match a pattern, whole or from a dot on; of parameters also those of a layer that matches."""
     if isinstance(patterns, str):
         raise DataError(f"{what} must be a list of patterns, not the text {patterns!r}")
     matches: dict[str, None] = {}
     for pattern in patterns:
-        own = [path for path in paths if _has(path, pattern)]
+        own = [path for path in paths if _has(path, pattern) or (what == "also" and _has(_holder(path), pattern))]
         if not own:
             have = ", ".join(paths[:6]) + (", ..." if len(paths) > 6 else "")
             raise DataError(f"{what} has the pattern {pattern!r}, which is none of {have}")
@@ -223,5 +223,9 @@ def _matching(paths: Sequence[str], patterns: Sequence[str], what: str) -> list[
 
 
 def _has(path: str, pattern: str) -> bool:
-    ways = (path, path.rpartition(".")[0])
-    return any(fnmatchcase(way, pattern) or fnmatchcase(way, f"*.{pattern}") for way in ways if way or way == path)
+    return fnmatchcase(path, pattern) or fnmatchcase(path, f"*.{pattern}")
+
+
+def _holder(path: str) -> str:
+    """The path of the layer that holds a parameter."""
+    return path.rpartition(".")[0]
