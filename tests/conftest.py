@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
+import tempfile
 
 import pytest
 
@@ -13,6 +15,9 @@ with contextlib.suppress(ImportError):  # a machine with a GPU may have little e
     # new examples are for whoever looks for them: pytest --hypothesis-profile=default
     settings.register_profile("same", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("same")
+
+
+os.environ.setdefault("FEDSCAPE_PROGRAMS", os.path.join(tempfile.gettempdir(), "fedscape-programs"))  # not at home
 
 
 @pytest.fixture(autouse=True)

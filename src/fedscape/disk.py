@@ -24,6 +24,14 @@ def open_private(path: str | os.PathLike[str], flags: int) -> int:
     return os.open(path, flags | _BINARY, 0o600)
 
 
+def is_own(path: Path) -> bool:
+    """Whether it belongs to this user and nobody else may write to it; on Windows that follows from where it is."""
+    if not hasattr(os, "getuid"):
+        return True
+    about = path.stat()
+    return about.st_uid == os.getuid() and not about.st_mode & 0o022
+
+
 @contextlib.contextmanager
 def locked(handle: int) -> Iterator[None]:
     """Wait for the lock of an open file against other handles of it, in this process or another, and hold it."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from shell import begun, ok, refused, started
+from shell import begun, fedscape, ok, refused, started
 from typer.main import get_command
 from typer.testing import CliRunner
 
@@ -110,6 +110,15 @@ def test_doctor_says_what_is_missing():
     assert found["python"] == sys.version.split()[0]
     assert set(found["extras"]) == {"learn", "ray", "flower", "report", "tune", "log", "mlflow", "wandb"}
     assert "not set" in found["data"]["FEDSCAPE_DATA"]
+
+
+def test_doctor_deletes_compiled_programs_where_asked(tmp_path):
+    kept = tmp_path / "torch-2.11.0-AVX2" / "code"
+    kept.parent.mkdir()
+    kept.write_bytes(bytes(2_000_000))
+    assert json.loads(ok("doctor", "--json", FEDSCAPE_PROGRAMS=str(tmp_path)))["programs"]["bytes"] == 2_000_000
+    assert "deleted 2.0 MB" in fedscape("doctor", "--clear-programs", FEDSCAPE_PROGRAMS=str(tmp_path)).stderr
+    assert not kept.exists()
 
 
 def test_fit_and_sample_a_population(tmp_path):

@@ -78,6 +78,50 @@ def test_fair_training_is_a_method_with_a_weight_of_its_own(tmp_path):
     assert made[0] != made[5]
 
 
+def test_adapters_start_from_an_earlier_run_and_send_few_numbers(tmp_path):
+    ok("train", "femnist-mini", "--model", "mlp", "--standardise", "--rounds", 2, "--out", tmp_path / "base", "--quiet")
+    how = ["train", "femnist-mini", "--base", tmp_path / "base", "--lora", 2, "--lr", 0.01, "--every", 2]
+    done = fedscape(*how, "--rounds", 4, "--out", tmp_path / "whole")
+    assert "adapters of rank 2: 3,740 numbers are trained and sent, 0.9% of the 433,726 of the network" in done.stderr
+    ok(*how, "--rounds", 2, "--out", tmp_path / "parts", "--quiet")
+    ok(*how, "--rounds", 4, "--out", tmp_path / "parts", "--resume", "--quiet")
+    for name in ("model.safetensors", "model", "clients.csv"):
+        assert (tmp_path / "parts" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    sizes = [(tmp_path / run / "checkpoint").stat().st_size for run in ("whole", "base")]
+    assert sizes[0] < sizes[1] / 20
+    ok("predict", tmp_path / "whole", "femnist-mini", "--out", tmp_path / "predicted.csv")
+    rows = list(csv.DictReader((tmp_path / "predicted.csv").read_text().splitlines()))
+    assert len(rows) == 7_115
+    ok("export", tmp_path / "whole", tmp_path / "plain.pt2", "--to", "torch")
+    ok(*how, "--method", "ditto", "--rounds", 1, "--out", tmp_path / "own", "--quiet")
+    about = json.loads(ok("adapt", tmp_path / "own", "femnist-mini", "--json"))
+    assert about["numbers_per_client"] == 3_740
+
+
+def test_a_sweep_of_adapters_starts_from_an_earlier_run(tmp_path):
+    ok("train", "femnist-mini", *SHORT, "--standardise", "--out", tmp_path / "base", "--quiet")
+    before = json.loads((tmp_path / "base" / "table.json").read_text())[-1]["loss_pooled"]
+    how = ["sweep", "femnist-mini", "--base", tmp_path / "base", "--lr", "1e-9,0.003", "--rounds", 2, "--json"]
+    for more in ([], ["--lora", 4]):
+        rows = {row["lr"]: row["loss_pooled"] for row in json.loads(ok(*how, *more, "--quiet"))}
+        assert rows[1e-9] == pytest.approx(before, rel=1e-5)
+        assert rows[0.003] != pytest.approx(before, rel=1e-5)
+    assert "--shape is as the model in --base has it" in refused(2, *how, "--shape", "28,28")
+    assert "--lora-layers needs --lora" in refused(2, *how, "--lora-layers", "1")
+
+
+def test_a_base_without_adapters_is_where_all_weights_start(tmp_path):
+    ok("train", "femnist-mini", *SHORT, "--standardise", "--out", tmp_path / "base", "--quiet")
+    how = ["train", "femnist-mini", "--base", tmp_path / "base", "--rounds", 1, "--lr", 1e-9, "--json", "--quiet"]
+    about = json.loads(ok(*how))
+    before = json.loads((tmp_path / "base" / "table.json").read_text())[-1]
+    assert about["model"] == "linear"
+    assert about["table"][-1]["accuracy_pooled"] == before["accuracy_pooled"]
+    assert "the model in" in refused(2, "train", "acs-mini", "--base", tmp_path / "base", "--column", "race")
+    assert "--model is as the model in --base has it" in refused(2, *how, "--model", "mlp")
+    assert "would begin as that of --base and stay alike: add --lora" in refused(2, *how, "--method", "fedem")
+
+
 def test_private_training_stays_within_its_budget(tmp_path):
     about = json.loads(
         ok("train", "femnist-mini", *SHORT, "--epsilon", 8, "--delta", 1e-3, "--out", tmp_path / "run", "--json")
@@ -101,6 +145,12 @@ def test_sweep_ranks_settings_and_goes_on(tmp_path):
     ("arguments", "message"),
     [
         (["train", "femnist-mini", "--model", "vgg"], "model must be one of linear, mlp, cnn"),
+        (["train", "femnist-mini", "--lora", "0"], "rank must be a whole number of at least 1"),
+        (["train", "femnist-mini", "--lora-layers", "1"], "--lora-layers needs --lora"),
+        (["train", "femnist-mini", "--lora", "2", "--lora-layers", "query"], "'query', which is none of 1, 3"),
+        (["train", "femnist-mini", "--lora", "2", "--schedule", "linear:p=1,T=8"], "not with the branches of fedclock"),
+        (["train", "acs-mini", "--method", "trees", "--lora", "2"], "--lora goes with networks, not with trees"),
+        (["train", "femnist-mini", "--base", "nowhere"], "nowhere"),
         (["train", "femnist-mini", "--method", "sgd"], f"one of {', '.join(names(command=True))}, not"),
         (["train", "femnist-mini", "--method", "fedprox"], "fedprox needs proximal above 0"),
         (["train", "femnist-mini", "--method", "fedadam", "--q", "1"], "q goes with qfedavg, not with fedadam"),

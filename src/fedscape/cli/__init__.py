@@ -109,9 +109,14 @@ def doctor(
     node: Annotated[Path | None, typer.Option(help="Also check this node of a deployment: nodes/NUMBER.")] = None,
     data: Annotated[str | None, typer.Option(help="With --node: the data it will be started with.")] = None,
     client: Annotated[str | None, typer.Option(help="With --node: the column that names clients.")] = None,
+    clear_programs: Annotated[
+        bool, typer.Option("--clear-programs", help="First delete the programs that training has compiled and kept.")
+    ] = False,
     json_: Json = False,
 ) -> None:
     """Show Python, packages, extras, GPU and data folder: what is installed and what is missing."""
-    from fedscape.cli.doctor import examine
+    from fedscape.cli.doctor import clear, examine
 
+    if clear_programs:
+        clear(quiet=json_)
     show(examine(node, data, client), json_, lambda report: pairs("fedscape doctor", flat(report)))

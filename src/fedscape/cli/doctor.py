@@ -11,6 +11,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import typer
+
 import fedscape
 from fedscape.core.schedule import cores
 from fedscape.datasets import info, names
@@ -29,12 +31,12 @@ EXTRAS = {
 
 
 def examine(node: Path | None = None, data: str | None = None, client: str | None = None) -> dict[str, Any]:
-    """List versions, extras, GPU, data and the kernel cache; download and install nothing.
+    """List versions, extras, GPU, data and what was compiled and kept; download and install nothing.
 
     With the folder of a node, also whether the node can answer with these data.
 
     >>> sorted(examine())
-    ['cores', 'data', 'extras', 'fedscape', 'gpu', 'kernels', 'packages', 'python']
+    ['cores', 'data', 'extras', 'fedscape', 'gpu', 'kernels', 'packages', 'programs', 'python']
     """
     needed = ("numpy", "scipy", "numba", "pyarrow", "typer", "rich", "dp-accounting", "threadpoolctl")
     about = {
@@ -46,6 +48,7 @@ def examine(node: Path | None = None, data: str | None = None, client: str | Non
         "gpu": _gpu(),
         "data": _data(),
         "kernels": _kernels(),
+        "programs": _programs(),
     }
     return about if node is None else {**about, "node": _node(node, data, client)}
 
@@ -80,6 +83,22 @@ def _data() -> dict[str, Any]:
         "embedded": [name for name in names() if info(name)["embedded"]],
         "found": in_folder,
     }
+
+
+def clear(*, quiet: bool) -> None:
+    """Delete the programs that training has kept."""
+    from fedscape.learning.programs import base_folder, clear_programs
+
+    freed = clear_programs()
+    if not quiet:
+        typer.echo(f"deleted {freed / 1e6:,.1f} MB of compiled programs in {base_folder()}", err=True)
+
+
+def _programs() -> dict[str, Any]:
+    """Where training on a GPU keeps its compiled programs, and how many bytes they are."""
+    from fedscape.learning.programs import base_folder, kept_programs
+
+    return {"folder": str(base_folder()), "bytes": sum(kept_programs().values())}
 
 
 def _kernels() -> str:

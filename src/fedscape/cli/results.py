@@ -51,7 +51,8 @@ def write(
     """
     from dataclasses import replace
 
-    from fedscape.learning import save_model
+    from fedscape.learning import module_of, save_model
+    from fedscape.learning.adapters import merged
     from fedscape.personal.personalised import Personalised
     from fedscape.temporal.mean_network import with_mean
     from fedscape.trained.model import MODEL, trained
@@ -63,7 +64,9 @@ def write(
     trained(kept, model, arguments, inputs=inputs, name=name).save(folder / MODEL)
     if not course.personal:
         about, network = {"model": model, "round": rows[-1]["round"]}, course.computation.local.model
-        save_model(folder / "model.safetensors", network, with_mean(state), about=about, private=course.private)
+        plain = merged(module_of(network, with_mean(state)))
+        last = {f"model.{name}": p.detach().cpu().numpy() for name, p in plain.named_parameters()}
+        save_model(folder / "model.safetensors", plain, last, about=about, private=course.private)
     write_tables(folder, evaluation, rows, private=course.private)
 
 

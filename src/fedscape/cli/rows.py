@@ -152,13 +152,15 @@ def split_rows(
     seed: int,
     client: str | None,
     discovery: Discovery | None = None,
+    inputs: Inputs | None = None,
 ) -> tuple[Federation, Federation, Inputs, list[str]]:
-    """Split into training and test inputs; also return the fitted preprocessing and remarks to print."""
+    """Split into training and test inputs; also return the preprocessing, fitted or given, and remarks to print."""
     from fedscape.learning.fitting import class_names, feature_kinds, learn_inputs
     from fedscape.learning.run import held_out
 
     learners, rest = held_out(fed, test=test, seed=seed)
-    inputs = learn_inputs(
+    reused = inputs is not None
+    inputs = inputs or learn_inputs(
         learners,
         features=reading.features,
         target=target,
@@ -171,8 +173,10 @@ def split_rows(
         scales=None if discovery is None else discovery.scales,
     )
     parts = [inputs.apply(part) for part in (learners, rest)]
-    lines = inputs.remarks()
+    lines = [] if reused else inputs.remarks()
     for where, part in zip(("to train on", "held out"), parts, strict=True):
+        if reused:
+            inputs.check_labels(learners if where == "to train on" else rest, part)
         lines += [f"rows {where}: {remark}" for remark in part.remarks()]
         if not part.rows.n_rows:
             raise DataError(f"no rows are left {where}: each lacks a feature; fill them in with --fill mean")
@@ -215,14 +219,14 @@ def network_of(
 ) -> tuple[Any, dict[str, Any]]:
     """Build a network for these inputs; also return its arguments."""
     from fedscape.learning import models
-    from fedscape.learning.run import arguments_for
+    from fedscape.learning.run import OF_CODES, arguments_for
 
-    if model == "char_lstm" and not inputs.as_stored:
-        raise DataError("char_lstm reads character codes unchanged: drop --standardise and --fill, and name one column")
-    if model == "char_lstm" and private:
+    if model in OF_CODES and not inputs.as_stored:
+        raise DataError(f"{model} reads character codes unchanged: drop --standardise and --fill, and name one column")
+    if model in OF_CODES and private:
         raise DataError(
-            "the size of char_lstm is the largest code of the rows, which --epsilon does not cover: train it with "
-            "fs.rounds, as models.char_lstm(80), or take another --model"
+            f"the size of {model} is the largest code of the rows, which --epsilon does not cover: train it with "
+            f"fs.rounds, as models.{model}(80), start from a trained one with --base, or take another --model"
         )
     arguments = arguments_for(model, rows, features=inputs.column, target=inputs.target)
     return getattr(models, model)(**arguments, seed=seed), arguments

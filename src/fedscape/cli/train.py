@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +11,7 @@ import typer
 from click import get_current_context
 from click.core import ParameterSource
 
+from fedscape.cli.finetuning import Base, Lora, LoraLayers, base_of, check_base, with_adapters
 from fedscape.cli.options import (
     Address,
     Categorical,
@@ -49,7 +51,7 @@ from fedscape.errors import DataError, require
 from fedscape.methods import FAMILIES
 from fedscape.methods import names as method_names
 
-Model = Annotated[str, typer.Option(help="linear, mlp, cnn, lenet5, resnet18, mobilenet_v2 or char_lstm.")]
+Model = Annotated[str, typer.Option(help="linear, mlp, cnn, lenet5, resnet18, mobilenet_v2, char_lstm or transformer.")]
 Epochs = Annotated[int, typer.Option(help="Local epochs per round.")]
 BatchSize = Annotated[int, typer.Option(help="Rows per local step.")]
 Cohort = Annotated[int, typer.Option(help="Clients per round; 0 means all.")]
@@ -114,6 +116,9 @@ Wandb = Annotated[Path | None, typer.Option(help="Folder for a Weights & Biases 
 def train(
     source: Source,
     model: Model = "mlp",
+    base: Base = None,
+    lora: Lora = None,
+    lora_layers: LoraLayers = None,
     method: Method = None,
     rounds: Rounds = None,
     cohort: Some = None,
@@ -163,14 +168,21 @@ def train(
 ) -> None:
     """Train a method over cohorts of clients and evaluate every client; a run that was stopped can go on."""
     settings = dict(locals())
+    run(Request(**settings, typed=_typed(settings)))
+
+
+def _typed(names: Iterable[str]) -> frozenset[str]:
+    """Those of these options that were on the command line."""
     context = get_current_context()
-    typed = {name for name in settings if context.get_parameter_source(name) == ParameterSource.COMMANDLINE}
-    run(Request(**settings, typed=frozenset(typed)))
+    return frozenset(n for n in names if context.get_parameter_source(n) == ParameterSource.COMMANDLINE)
 
 
 def sweep(
     source: Source,
     model: Model = "mlp",
+    base: Base = None,
+    lora: Lora = None,
+    lora_layers: LoraLayers = None,
     lr: Annotated[str, typer.Option(help="Learning rates to try (comma-separated).")] = "0.01,0.03,0.1,0.3",
     proximal: Annotated[str, typer.Option(help="Proximal weights to try.")] = "0",
     server: Annotated[str, typer.Option(help="Factors of the server's learning rate to try.")] = "1",
@@ -212,6 +224,7 @@ def sweep(
     from fedscape.learning import sweep as swept
 
     check_out(out, resume, force)
+    check_base(base, lora, lora_layers, _typed(("model", "features", "standardise", "fill", "shape")))
     lists = {name: fractions(text, name) for name, text in (("lr", lr), ("proximal", proximal), ("server", server))}
     for name in ("lr", "server"):
         if min(lists[name]) == 0:
@@ -223,20 +236,23 @@ def sweep(
     over = overrules(categorical, numeric, ignore, keep)
     fed, reading, lines = read_rows(source, client=client, features=features, target=target, overrules=over)
     fed, left_out = named_rows(fed, target, names)
+    start = None if base is None else base_of(base, target)
     learners, held_out, inputs, more = split_rows(
         fed, reading, target=target, fill=fill, standardise=standardise, shape=shape, test=test, seed=seed,
-        client=client,
+        client=client, inputs=None if start is None else start.inputs,
     )  # fmt: skip
-    network, _ = network_of(model, learners, inputs, seed)
+    network = start.network if start is not None else network_of(model, learners, inputs, seed)[0]
+    network, adapters = with_adapters(network, lora, lora_layers, seed)
     local = local_training(
         network, inputs, lr=1.0, epochs=epochs, batch_size=batch_size, device=device, strategy=strategy
     )
     place = placing(engine, address, workers)
-    say_lines([*lines, *left_out, *more], quiet)
+    say_lines([*lines, *left_out, *more, *adapters], quiet)
     folder = folder_for(out, resume, quiet)
     trials = swept(
         local, place(learners), grid(**lists, seeds=whole), n_rounds=rounds, validation=held_out, rungs=rungs,
-        sampler=sampler_of(cohort, len(learners)), initial="seed", seed=seed,
+        sampler=sampler_of(cohort, len(learners)), seed=seed,
+        initial="seed" if start is None or lora is not None else "given",
         checkpoint=folder and folder / "checkpoint", progress=False if quiet else None,
     )  # fmt: skip
     result = [

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedscape.cli.finding import found_by, undeclared, with_found
+from fedscape.cli.finetuning import base_of, with_adapters
 from fedscape.cli.options import overrules, placing, say_revealed
 from fedscape.cli.results import directions_lines, finish, folder_for, say, say_worse, write
 from fedscape.cli.rows import (
@@ -48,6 +49,9 @@ class Request:
 
     source: str
     model: str
+    base: Path | None
+    lora: int | None
+    lora_layers: str | None
     method: str | None
     rounds: int | None
     cohort: int | None
@@ -236,11 +240,18 @@ def network_task(
         fed, mode_of_client = of_modes(fed, request.modes, request.target)
         chosen = sampler_for(request.schedule, mode_of_client, _cohort(request))
         lines += [] if request.epsilon is None else [_PARTS.format(chosen.curve.n_modes)]
+    base = None if request.base is None else base_of(request.base, request.target)
     learners, held_out, inputs, more = split_rows(
         fed, reading, target=request.target, fill=request.fill, standardise=request.standardise, shape=request.shape,
         test=request.test, seed=request.seed, client=request.client, discovery=discovery,
+        inputs=None if base is None else base.inputs,
     )  # fmt: skip
-    network, arguments = network_of(request.model, learners, inputs, request.seed, private=request.epsilon is not None)
+    if base is None:
+        architecture, private = request.model, request.epsilon is not None
+        network, arguments = network_of(architecture, learners, inputs, request.seed, private=private)
+    else:
+        network, architecture, arguments = base.network, base.architecture, base.arguments
+    network, adapters = with_adapters(network, request.lora, request.lora_layers, request.seed)
     local = local_training(
         network, inputs, lr=request.lr, epochs=request.epochs, batch_size=request.batch_size, proximal=request.proximal,
         device=request.device, strategy=request.strategy,
@@ -249,17 +260,16 @@ def network_task(
     options = Options(
         server_lr=request.server_lr,
         q=request.q,
+        initial="given" if base is not None and request.lora is None else None,
         sampler=sampler,
         seed=request.seed,
         progress=False if request.quiet else None,
     )
     if METHODS[request.name].family == "temporal":
         options = options_on(options, sampler, request.prior)
-    lines += [*more, *directions_lines(request.name, local, held_out)]
+    lines += [*more, *adapters, *directions_lines(request.name, local, held_out)]
     rounds = 20 if request.rounds is None else request.rounds
-    return NetworkTask(
-        learners, held_out, local, options, rounds, lines, inputs, request.model, arguments, request.name
-    )
+    return NetworkTask(learners, held_out, local, options, rounds, lines, inputs, architecture, arguments, request.name)
 
 
 _PARTS = "a client is cut into up to {0} by its modes: noise and ledger are for all its parts together"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedscape.cli.finetuning import check_fine_tuning
 from fedscape.cli.options import free
 from fedscape.errors import DataError
 from fedscape.methods import METHODS, Options, check_options, find, names
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 #: Options of networks, and of trees and GLMs: one given to the other is refused.
 _NETWORK = (
     *("model", "lr", "epochs", "batch_size", "proximal", "q", "server_lr", "standardise", "shape", "device"),
-    *("strategy", "schedule", "prior", "modes"),
+    *("strategy", "schedule", "prior", "modes", "base", "lora", "lora_layers"),
 )
 _TABULAR = ("trees", "family", "ranges")
 
@@ -43,6 +44,7 @@ def check_request(name: str, request: Request) -> None:
     elif request.ranges is not None:
         raise DataError("--ranges goes with --epsilon, the budget to train within")
     check_schedule(name, request.schedule, request.modes, request.prior)
+    check_fine_tuning(name, request)
 
 
 def check_private(

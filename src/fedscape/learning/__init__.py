@@ -8,11 +8,13 @@ from fedscape.core.lazy import loader
 
 if TYPE_CHECKING:
     from fedscape.learning import models
+    from fedscape.learning.adapters import Adapted
     from fedscape.learning.evaluation import ClientAccuracy, Evaluation, evaluate
     from fedscape.learning.export import load_model, module_of, save_model
     from fedscape.learning.fair import QFedAvg
     from fedscape.learning.fedavg import FedAdagrad, FedAdam, FedAvg, FedProx, FedYogi
     from fedscape.learning.fednova import FedNova
+    from fedscape.learning.halving import Trial, sweep
     from fedscape.learning.layers import initialised
     from fedscape.learning.local import LocalSGD
     from fedscape.learning.losses import cross_entropy, logistic, squared_error
@@ -21,12 +23,13 @@ if TYPE_CHECKING:
     from fedscape.learning.schedules import CosineDecay, StepDecay
     from fedscape.learning.server import Adagrad, Adam, Mean, Momentum, Rule, Yogi
     from fedscape.learning.strategies import measure_strategies
-    from fedscape.learning.sweeps import Setting, Sweep, Trial, grid, sweep
+    from fedscape.learning.sweeps import Setting, Sweep, grid
     from fedscape.learning.tracking import Board, MLflow, Sink, WandB, ask_and_sweep, follow
 
 __all__ = [
     "Adagrad",
     "Adam",
+    "Adapted",
     "Board",
     "ClientAccuracy",
     "CosineDecay",
@@ -74,11 +77,13 @@ __all__ = [
 __getattr__ = loader(
     __name__,
     {
+        "adapters": ["Adapted"],
         "evaluation": ["ClientAccuracy", "Evaluation", "evaluate"],
         "export": ["load_model", "module_of", "save_model"],
         "fair": ["QFedAvg"],
         "fedavg": ["FedAdagrad", "FedAdam", "FedAvg", "FedProx", "FedYogi"],
         "fednova": ["FedNova"],
+        "halving": ["Trial", "sweep"],
         "layers": ["initialised"],
         "local": ["LocalSGD"],
         "losses": ["cross_entropy", "logistic", "squared_error"],
@@ -88,7 +93,7 @@ __getattr__ = loader(
         "schedules": ["CosineDecay", "StepDecay"],
         "server": ["Adagrad", "Adam", "Mean", "Momentum", "Rule", "Yogi"],
         "strategies": ["measure_strategies"],
-        "sweeps": ["Setting", "Sweep", "Trial", "grid", "sweep"],
+        "sweeps": ["Setting", "Sweep", "grid"],
         "tracking": ["Board", "MLflow", "Sink", "WandB", "ask_and_sweep", "follow"],
     },
 )

@@ -24,11 +24,15 @@ from fedscape.types import Array, Tensor
 
 
 class Held(NamedTuple):
-    """An array of the state that is on the device as well, and whether all its numbers are finite."""
+    """An array of the state that is on the device as well, and whether all its numbers are finite.
+
+    Where `crossed` is false the array only stands for the tensor.
+    """
 
     array: Array
     tensor: Tensor
     finite: bool
+    crossed: bool = True
 
 
 class _Writable:
@@ -55,6 +59,12 @@ def is_same_memory(a: Array, b: Array) -> bool:
     """Whether two arrays are one: the same place, shape and type."""
     same_address = a.__array_interface__["data"][0] == b.__array_interface__["data"][0]
     return same_address and a.shape == b.shape and a.dtype == b.dtype
+
+
+def _stand_in(values: Tensor) -> Array:
+    """NaN in the shape and type of a tensor, one number in memory."""
+    kind = torch.empty(0, dtype=values.dtype).numpy().dtype
+    return np.broadcast_to(np.array(np.nan, dtype=kind), tuple(values.shape))
 
 
 _ON_DEVICE: dict[tuple[int, str], tuple[Any, Tensor]] = {}
@@ -100,6 +110,7 @@ class Device:
 
     def __init__(self, local: LocalSGD) -> None:
         self.local = copy.copy(local)  # equal settings, not the key that this object is remembered by
+        self.n_weights = sum(p.numel() for p in local.model.parameters())  # trained or not
         self._spare: deque[Module] = deque()
         self._held: dict[str, Held] = {}
         self._accepted: set[tuple[tuple[int, ...], object]] = set()  # shapes and types of rows that the model takes
@@ -118,7 +129,7 @@ class Device:
         if torch.device(local.device).type != "cpu":
             return "vmap"
         heavy = (nn.modules.conv._ConvNd, nn.RNNBase)
-        small = local.n_parameters <= SMALL_MODEL and not any(isinstance(m, heavy) for m in local.model.modules())
+        small = self.n_weights <= SMALL_MODEL and not any(isinstance(m, heavy) for m in local.model.modules())
         return "vmap" if small else "sequential"
 
     # -- rows ----------------------------------------------------------------------------------------------------------
@@ -200,17 +211,33 @@ class Device:
             return held.tensor
         return shared(values).to(self.local.device)
 
-    def arrays(self, tensors: dict[str, Tensor]) -> dict[str, Array]:
-        """Tensors as arrays of the state; on a GPU the tensors stay there for the next round."""
-        if not self.local.on_gpu:
+    @property
+    def holds(self) -> bool:
+        """Whether the state stays on the device between rounds, beside its copy in host memory."""
+        return self.local.on_gpu
+
+    def arrays(self, tensors: dict[str, Tensor], *, unseen: bool = False) -> dict[str, Array]:
+        """Tensors as arrays of the state; on a GPU the tensors stay there for the next round.
+
+        Where nobody is going to look at them, floats need not cross: `unseen` gives arrays that are NaN all over, which
+        stand for the tensors until `seen` has their numbers.
+        """
+        if not self.holds:
             return {name: values.cpu().numpy() for name, values in tensors.items()}
         floats = [n for n, values in tensors.items() if values.is_floating_point() and values.numel()]
         largest = torch._foreach_norm([tensors[n] for n in floats], float("inf")) if floats else []
         good = torch.isfinite(torch.stack([size.to(torch.float64) for size in largest])) if floats else None
-        arrays = self.fetched(tensors)
+        arrays = self.fetched({n: v for n, v in tensors.items() if not (unseen and n in floats)})
+        arrays |= {n: _stand_in(tensors[n]) for n in floats if unseen}
         finite = {} if good is None else dict(zip(floats, good.tolist(), strict=True))
-        self._held.update({n: Held(arrays[n], values, finite.get(n, True)) for n, values in tensors.items()})
+        for n, values in tensors.items():
+            self._held[n] = Held(arrays[n], values, finite.get(n, True), not (unseen and n in floats))
         return arrays
+
+    def seen(self, state: Mapping[str, Array]) -> dict[str, Array]:
+        """The state with its numbers where `arrays` left them on the device."""
+        held = {n: self._held[n] for n in state if n in self._held and not self._held[n].crossed}
+        return {**state, **self.fetched({n: h.tensor for n, h in held.items() if is_same_memory(h.array, state[n])})}
 
     def known_finite(self, state: Mapping[str, Array]) -> bool:
         """Whether every float of this state came from `arrays` and was checked on the device."""

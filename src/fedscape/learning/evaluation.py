@@ -259,7 +259,9 @@ def _held(values: Array, local: LocalSGD) -> Array | None:
 
 def _embedded(x: Array, local: LocalSGD) -> Array | None:
     """Rows whose codes all have an embedding."""
-    layers = [layer for layer in local.model.modules() if isinstance(layer, nn.Embedding)]
+    by_path = {path: layer for path, layer in local.model.named_modules() if isinstance(layer, nn.Embedding)}
+    named = [layer for path, layer in by_path.items() if path.rpartition(".")[2] == "embed"]  # others may be of places
+    layers = named or list(by_path.values())
     if x.dtype.kind not in "biu" or len(layers) != 1:
         return None
     inside = (x >= 0) & (x < layers[0].num_embeddings)

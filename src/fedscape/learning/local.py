@@ -256,10 +256,13 @@ def _check_device(device: str) -> None:
 
 
 def _module_text(model: Module) -> str:
-    """The same in every process, and different for another architecture."""
+    """The same in every process, and different for another architecture or other frozen weights."""
     shapes = [(n, tuple(p.shape), str(p.dtype), p.requires_grad) for n, p in model.named_parameters()]
-    digest = hashlib.sha256(f"{model!r} {shapes}".encode()).hexdigest()[:12]
-    return f"{type(model).__qualname__} {digest}"
+    digest = hashlib.sha256(f"{model!r} {shapes}".encode())
+    for p in model.parameters():
+        if not p.requires_grad:  # no state holds these numbers, and another run or node may have others
+            digest.update(p.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return f"{type(model).__qualname__} {digest.hexdigest()[:12]}"
 
 
 def _setting(value: Any) -> str:

@@ -151,7 +151,7 @@ def sequential(
     local, named, keys = device.local, dict(module.named_parameters()), keys_of(device, work)
     params = [named[name] for name in local.names]
     rows = len(work.plan.rows)
-    out = {name: torch.empty((rows, *p.shape), dtype=p.dtype, device=p.device) for name, p in named.items()}
+    out = {n: p.new_empty((rows, *p.shape)) for n, p in zip(local.names, params, strict=True)}
     for row in range(rows):
         first, to = (
             {name: at[name][row if len(at[name]) > 1 else 0] for name in local.names} for at in (start, anchor)
@@ -171,7 +171,7 @@ def sequential(
                 torch.sub(p, begin, out=out[name][row])
             if look is not None:
                 look(row, module)
-    return {name: out[name] for name in local.names}
+    return out
 
 
 def loss_of_steps(

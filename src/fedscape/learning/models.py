@@ -100,6 +100,32 @@ def word_lstm(n_words: int = 10_000, embedding: int = 96, hidden: int = 670, *, 
         return nn.Sequential(lstm, nn.Linear(embedding, n_words))
 
 
+def transformer(
+    n_tokens: int = 80,
+    n_classes: int | None = None,
+    *,
+    width: int = 64,
+    layers: int = 2,
+    heads: int = 4,
+    length: int = 80,
+    causal: bool = True,
+    dropout: float = 0.0,
+    seed: int = 0,
+) -> Module:
+    """Next token after a sequence of codes, or the class of one: layers of attention with norms before (Xiong 2020).
+
+    Positions are learned, up to `length` of them. With `causal` a place sees those before it, and the last one answers;
+    without, all see all, and their mean answers. By default there are as many classes as tokens.
+
+    >>> transformer(11, width=8, heads=2, length=5)(torch.zeros(2, 5, dtype=torch.int64)).shape
+    torch.Size([2, 11])
+    """
+    if width % heads:
+        raise DataError(f"width must be a multiple of heads, not {width} and {heads}")
+    with drawing(seed):
+        return _Transformer(n_tokens, n_classes or n_tokens, width, layers, heads, length, causal, dropout)
+
+
 def resnet18(
     shape: Shape = (3, 32, 32), n_classes: int = 10, *, width: int = 64, groups: int = 32, seed: int = 0
 ) -> Module:
@@ -217,6 +243,67 @@ class _CharLSTM(nn.Module):  # type: ignore[misc]
                 outputs.append(h)
             sequence = torch.stack(outputs, dim=1)
         return self.out(sequence[:, -1])
+
+
+class _Transformer(nn.Module):  # type: ignore[misc]
+    def __init__(
+        self, n_tokens: int, n_classes: int, width: int, layers: int, heads: int, length: int, causal: bool, drop: float
+    ) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(n_tokens, width)
+        self.places = nn.Embedding(length, width)
+        self.blocks = nn.ModuleList([_Block(width, heads, causal, drop) for _ in range(layers)])
+        self.norm = nn.LayerNorm(width)
+        self.out = nn.Linear(width, n_classes)
+        self.causal, self.length = causal, length
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        for layer in self.modules():
+            if isinstance(layer, nn.Embedding):
+                nn.init.normal_(layer.weight, std=0.5)
+            elif isinstance(layer, nn.Linear):
+                nn.init.xavier_uniform_(layer.weight)
+                nn.init.zeros_(layer.bias)
+            elif isinstance(layer, nn.LayerNorm):
+                layer.reset_parameters()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[1] > self.length:
+            raise DataError(
+                f"sequences have {x.shape[1]} codes, but the model takes up to {self.length}: raise length="
+            )
+        numbers = torch.arange(x.shape[1], device=x.device).expand(x.shape)
+        sequence = self.embed(x) + self.places(numbers)  # [batch, time, width]
+        for block in self.blocks:
+            sequence = block(sequence)
+        sequence = self.norm(sequence)
+        return self.out(sequence[:, -1] if self.causal else sequence.mean(dim=1))
+
+
+class _Block(nn.Module):  # type: ignore[misc]
+    def __init__(self, width: int, heads: int, causal: bool, drop: float) -> None:
+        super().__init__()
+        self.heads, self.causal = heads, causal
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.query, self.key, self.value, self.join = (nn.Linear(width, width) for _ in range(4))
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.drop1, self.drop2 = nn.Dropout(drop), nn.Dropout(drop)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.drop1(self.attended(self.norm1(x)))
+        return x + self.drop2(self.down(functional.gelu(self.up(self.norm2(x)))))
+
+    def attended(self, x: Tensor) -> Tensor:
+        each = (
+            layer(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for layer in (self.query, self.key, self.value)
+        )
+        query, key, value = each  # [batch, heads, time, width / heads]
+        scores = query @ key.transpose(2, 3) / math.sqrt(query.shape[-1])
+        if self.causal:
+            later = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).triu(1)
+            scores = scores.masked_fill(later, -math.inf)
+        return self.join((torch.softmax(scores, dim=-1) @ value).transpose(1, 2).flatten(2))
 
 
 class _Residual(nn.Module):  # type: ignore[misc]

@@ -23,7 +23,8 @@ from fedscape.privacy.ledger import Ledger
 from fedscape.privacy.mechanisms import Privacy
 from fedscape.types import Arrays
 
-MODELS = ("linear", "mlp", "cnn", "lenet5", "resnet18", "mobilenet_v2", "char_lstm")
+MODELS = ("linear", "mlp", "cnn", "lenet5", "resnet18", "mobilenet_v2", "char_lstm", "transformer")
+OF_CODES = ("char_lstm", "transformer")  # those that read sequences of codes
 
 
 def with_features(federation: Federation, names: Sequence[str]) -> Federation:
@@ -115,10 +116,13 @@ def arguments_for(name: str, federation: Federation, *, features: str = "x", tar
     shape, n_classes = federation[features].shape[1:], max(2, federation.categories(target))
     if name in ("linear", "mlp"):
         return {"n_features": int(np.prod(shape)), "n_classes": n_classes}
-    if name == "char_lstm":
+    if name in OF_CODES:
         if federation[features].dtype.kind not in "iu" or len(shape) != 1:
-            raise DataError(f"char_lstm reads rows of character codes, not {features!r} of shape {list(shape)}")
-        return {"n_characters": max(n_classes, int(federation[features].max(initial=0)) + 1)}
+            raise DataError(f"{name} reads rows of character codes, not {features!r} of shape {list(shape)}")
+        n_codes = max(n_classes, int(federation[features].max(initial=0)) + 1)
+        if name == "char_lstm":
+            return {"n_characters": n_codes}
+        return {"n_tokens": n_codes, "n_classes": n_classes, "length": shape[0]}
     if len(shape) == 2:
         shape = (1, *shape)
     elif len(shape) == 3 and shape[0] not in (1, 3) and shape[2] in (1, 3):

@@ -1,32 +1,27 @@
-"""Many settings of one training as one run: one more batch dimension, and successive halving."""
+"""Many settings of one training as one run: one more batch dimension."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
 from fedscape.core.computation import Computation
-from fedscape.core.engine import Engine
 from fedscape.core.federation import Federation
-from fedscape.core.progress import shown
 from fedscape.core.random import Key
-from fedscape.core.rounds import rounds
-from fedscape.core.sampling import All, Sampler
 from fedscape.errors import DataError
 from fedscape.learning.batches import Plan, Work, groups, work_of
 from fedscape.learning.device import Data
-from fedscape.learning.evaluation import Evaluation, evaluate, model_arrays, sums_of_clients, valid_rows
+from fedscape.learning.evaluation import model_arrays, sums_of_clients, valid_rows
 from fedscape.learning.fedavg import WEIGHTINGS, FedAvg, rows_of_moves, sum_of_sums
 from fedscape.learning.local import LocalSGD
 from fedscape.learning.loop import one_thread
 from fedscape.learning.optimisers import Rates
 from fedscape.learning.server import Mean, Rule
-from fedscape.learning.trainer import Trainer, train, trainer_of
-from fedscape.types import Array, Arrays, HasKeys, Kept, Tensor, Tensors
+from fedscape.learning.trainer import Draws, Works, train, trainer_of
+from fedscape.types import Array, Arrays, Kept, Tensor, Tensors
 
 _MEAN = Mean()
 
@@ -129,11 +124,20 @@ class Sweep(Computation):
     ) -> Iterator[tuple[Array, Tensors]]:
         """Groups of clients, and how far each moves each parameter under each setting; or sums, as `train` has them."""
         start = {n: trainer_of(self.local).tensor(f"model.{n}", p) for n, p in model_arrays(state).items()}
-        data, index = trainer_of(self.local).data(clients), key.round + self.begin
-        for positions in groups(clients.sizes, self.local.timing, most=self.block_clients):
-            work, rates = self._work(data, clients, positions, key.at(index)), self._rates(index, len(positions))
+        for positions, work in trainer_of(self.local).works(clients, key, self.draws):
             mine = None if weights is None else weights[positions]
+            rates = self._rates(key.round + self.begin, len(positions))
             yield positions, train(self.local, start, work, rates, weights=mine)
+
+    @property
+    def draws(self) -> Draws:
+        """How the batches of a round are drawn."""
+        return Draws((self.settings, self.begin), self._works, len(self.settings))
+
+    def _works(self, clients: Federation, key: Key) -> Works:
+        data, drawn = trainer_of(self.local).data(clients), key.at(key.round + self.begin)
+        for positions in groups(clients.sizes, self.local.timing, most=self.block_clients):
+            yield positions, self._work(data, clients, positions, drawn)
 
     def update(self, state: Arrays, total: Arrays, key: Key) -> Arrays:
         one = FedAvg(self.local, server=self.server, weighting=self.weighting)
@@ -152,12 +156,16 @@ class Sweep(Computation):
         for values in after.values():
             diverged = diverged | ~torch.isfinite(values.reshape(len(diverged), -1)).all(dim=1)
         stay = {n: torch.where(_along(diverged, values), before[n], values) for n, values in after.items()}
-        return {**trainer_of(self.local).arrays(stay), "server.diverged": diverged.cpu().numpy()}
+        return {**self._arrays(stay), "server.diverged": diverged.cpu().numpy()}
+
+    def _arrays(self, tensors: Tensors) -> Arrays:
+        """Tensors as arrays of the state."""
+        return trainer_of(self.local).arrays(tensors)
 
     @property
-    def trainer(self) -> Trainer:
-        """The device's trainer, for a run to ask."""
-        return trainer_of(self.local)
+    def trainer(self) -> SweepTrainer:
+        """What a run may ask of the device."""
+        return SweepTrainer(self)
 
     def measure(self, state: Arrays, clients: Federation) -> Arrays:
         sums = [sums_of_clients(self.local, self.state_of(state, s), clients) for s in range(len(self.settings))]
@@ -203,146 +211,33 @@ class Sweep(Computation):
         return [(cls(computation.local, settings, initial="seed"), fed)]
 
 
+class SweepTrainer:
+    """The device's trainer as a run asks it, which draws the batches of all settings ahead.
+
+    >>> SweepTrainer(Sweep.examples()[0][0]).prefetches
+    False
+    """
+
+    def __init__(self, sweep: Sweep) -> None:
+        self._trainer, self._draws = trainer_of(sweep.local), sweep.draws
+
+    @property
+    def prefetches(self) -> bool:
+        """Whether the device computes while the host is free to prefetch."""
+        return self._trainer.prefetches
+
+    def prefetch(self, clients: Federation, key: Key) -> None:
+        """Draw the batches of the round of this key under each setting."""
+        self._trainer.prefetch(clients, key, self._draws)
+
+    def known_finite(self, state: Mapping[str, Array]) -> bool:
+        """Whether all numbers of this state were checked on the device."""
+        return self._trainer.known_finite(state)
+
+
 def _along(values: Tensor, like: Tensor) -> Tensor:
     """One value for each setting, in the shape of an array [settings, ...]."""
     return values.reshape(-1, *[1] * (like.ndim - 1))
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One setting of a sweep: how long it ran, and how it then did on the validation rows.
-
-    A setting that diverged is evaluated where its weights were last finite, and comes last.
-    """
-
-    setting: Setting
-    rounds: int
-    evaluation: Evaluation
-    state: Arrays
-    diverged: bool = False
-
-    @property
-    def loss(self) -> float:
-        """Pooled over the validation rows; infinite for a setting that diverged."""
-        return float("inf") if self.diverged else self.evaluation.summary()["loss_pooled"]
-
-    def __repr__(self) -> str:
-        return f"Trial({self.setting}, rounds={self.rounds}, loss={self.loss:.4g})"
-
-
-@dataclass(frozen=True)
-class _Later:
-    """A sampler whose first round is a later one of another."""
-
-    sampler: Sampler
-    begin: int
-
-    def draw(self, clients: HasKeys, key: Key) -> Array:
-        return self.sampler.draw(clients, key.at(key.round + self.begin))
-
-
-def sweep(
-    local: LocalSGD,
-    federation: Engine | Federation,
-    settings: Sequence[Setting],
-    *,
-    n_rounds: int,
-    validation: Federation,
-    rungs: int = 1,
-    keep: float = 1 / 3,
-    sampler: Sampler | None = None,
-    server: Rule = _MEAN,
-    weighting: str = "samples",
-    initial: str = "given",
-    seed: int = 0,
-    checkpoint: str | os.PathLike[str] | None = None,
-    progress: bool | None = False,
-) -> list[Trial]:
-    """Try settings side by side, dropping the worse ones on the way; the best comes first.
-
-    Successive halving (Jamieson and Talwalkar 2016). With R = `rungs`, settings that reach the end of rung i have
-    trained for n_rounds keep^(R - 1 - i) rounds. The best `keep` of them by pooled validation loss go on.
-
-    Parameters
-    ----------
-    local
-        How a client trains.
-    federation
-        The clients that train, or an engine where they live.
-    settings
-        What to try.
-    n_rounds
-        Rounds of the settings that stay to the end.
-    validation
-        Clients with the rows to compare on: never those reported on in the end.
-    rungs
-        How often settings are compared; 1 lets all run to the end.
-    keep
-        The share of settings that goes on.
-    sampler, server, weighting, initial, seed
-        As for FedAvg and `rounds`; the seed draws the cohorts, which all settings share.
-    checkpoint
-        Files that begin with this are written, one per rung; a sweep that finds them goes on to the same result.
-    progress
-        Whether a bar is shown; None shows one on a terminal.
-
-    >>> from fedscape.learning import cross_entropy, models
-    >>> fed = Federation({"x": np.eye(4), "y": [0, 1, 0, 1]}, [0, 1, 4])
-    >>> local = LocalSGD(models.linear(4, 2), cross_entropy, lr=1.0, epochs=1, batch_size=2)
-    >>> tried = sweep(local, fed, [Setting(lr=0.01), Setting(lr=1.0)], n_rounds=4, validation=fed, rungs=2, keep=0.5)
-    >>> [(t.setting.lr, t.rounds) for t in tried]
-    [(1.0, 4), (0.01, 2)]
-    """
-    if rungs < 1 or not 0 < keep <= 1 or n_rounds < 1:
-        raise DataError(
-            f"rungs and n_rounds must be at least 1, keep above 0 and at most 1: {rungs}, {n_rounds}, {keep}"
-        )
-    if validation.n_rows == 0:
-        raise DataError("validation must have rows to compare settings on, it has none")
-    racing, done = list(settings), 0
-    state: Arrays | None = None
-    out: list[Trial] = []
-    for rung in range(rungs):
-        until = max(done, round(n_rounds * keep ** (rungs - 1 - rung)), 1)
-        computation = Sweep(local, racing, server=server, weighting=weighting, initial=initial, begin=done)
-        state = computation.start(seed) if state is None else state
-        later = _Later(All() if sampler is None else sampler, done)
-        state = _race(computation, federation, until - done, later, seed, state, _file(checkpoint, rung), progress)
-        done = until
-        each = [computation.state_of(state, s) for s in range(len(racing))]
-        diverged = state["server.diverged"].tolist()
-        results = [evaluate(local, e, validation) for e in each]
-        trials = [Trial(s, done, f, e, g) for s, f, e, g in zip(racing, results, each, diverged, strict=True)]
-        best = sorted(range(len(racing)), key=lambda s: trials[s].loss)
-        stay = len(racing) if rung == rungs - 1 else max(1, round(len(racing) * keep))
-        out.extend(trials[s] for s in reversed(best[stay:]))
-        on = sorted(best[:stay])
-        racing, state = [racing[s] for s in on], {n: v if n == "server.t" else v[on] for n, v in state.items()}
-    return [trials[s] for s in best[:stay]] + out[::-1]
-
-
-def _race(
-    computation: Sweep,
-    federation: Engine | Federation,
-    n_rounds: int,
-    sampler: Sampler,
-    seed: int,
-    state: Arrays,
-    file: str | None,
-    progress: bool | None,
-) -> Arrays:
-    """The rounds of one rung; with a file, a rung that was stopped goes on, a finished one is not repeated."""
-    loop = rounds(
-        computation, federation, n_rounds=n_rounds, sampler=sampler, seed=seed, state=state, measure=0, resume=file
-    )
-    for r in shown(loop, n_rounds=n_rounds, label=f"{len(computation.settings)} settings", progress=progress):
-        if file is not None:
-            r.save(file)
-    return loop.state
-
-
-def _file(checkpoint: str | os.PathLike[str] | None, rung: int) -> str | None:
-    return None if checkpoint is None else f"{os.fspath(checkpoint)}.{rung}"
 
 
 def grid(

@@ -15,9 +15,10 @@ from fedscape.core.rounds import Round
 from fedscape.core.sampling import Sampler
 from fedscape.errors import DataError, require
 from fedscape.learning.evaluation import Evaluation
+from fedscape.learning.halving import Trial, sweep
 from fedscape.learning.local import LocalSGD
 from fedscape.learning.server import Mean, Rule
-from fedscape.learning.sweeps import Setting, Trial, sweep
+from fedscape.learning.sweeps import Setting
 
 _MEAN = Mean()
 

@@ -6,6 +6,7 @@ import threading
 import weakref
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext
+from typing import Any, NamedTuple
 
 import torch
 
@@ -31,6 +32,16 @@ from fedscape.learning.loop import (
 from fedscape.learning.optimisers import Rates
 from fedscape.types import Array, Tensors
 
+Works = Iterator[tuple[Array, Work]]  # positions of clients, and the work of each group
+
+
+class Draws(NamedTuple):
+    """How a computation draws the batches of a round, where it is not one training for each client."""
+
+    whose: Any  # what tells these draws from others, compared by value
+    draw: Callable[[Federation, Key], Works]
+    kinds: int  # trainings of each client
+
 
 class Trainer(Device):
     """Trains groups of clients on one device by the reference loop.
@@ -46,7 +57,7 @@ class Trainer(Device):
 
     def __init__(self, local: LocalSGD) -> None:
         super().__init__(local)
-        self._prefetched: tuple[Federation, Key, list[tuple[Array, Work]]] | None = None
+        self._prefetched: tuple[Federation, Key, Any, list[tuple[Array, Work]]] | None = None
         self._draws_nothing = False  # whether the model was seen to draw no random numbers
 
     @property
@@ -56,10 +67,13 @@ class Trainer(Device):
 
     @property
     def chunk(self) -> int:
-        """How many clients are trained side by side: as many as fit a fixed number of weights."""
+        """How many clients are trained side by side: as many as fit a fixed number of weights, frozen ones included.
+
+        All clients share frozen weights, but not what is computed with them.
+        """
         if torch.device(self.local.device).type != "cpu":
-            return int(min(max(2**27 // self.local.n_parameters, 1), 4096))
-        return int(min(max(2**20 // self.local.n_parameters, 1), 256))
+            return int(min(max(2**27 // self.n_weights, 1), 4096))
+        return int(min(max(2**20 // self.n_weights, 1), 256))
 
     # -- the work of a round -------------------------------------------------------------------------------------------
 
@@ -68,16 +82,24 @@ class Trainer(Device):
         """Whether a run should call `prefetch`: a GPU computes while the host draws the next round's batches."""
         return self.local.on_gpu
 
-    def prefetch(self, clients: Federation, key: Key) -> None:
+    def prefetch(self, clients: Federation, key: Key, draws: Draws | None = None) -> None:
         """Draw the batches of the round of this key while the device is busy with the round before."""
-        self._prefetched = (clients, key, list(self.works(clients, key)))
+        drawn = [(where, self.fed(work, draws)) for where, work in self.works(clients, key, draws)]
+        self._prefetched = (clients, key, draws and draws.whose, drawn)
 
-    def works(self, clients: Federation, key: Key) -> Iterator[tuple[Array, Work]]:
+    def works(self, clients: Federation, key: Key, draws: Draws | None = None) -> Works:
         """Positions and work of groups of clients, prefetched or drawn now."""
         ready, self._prefetched = self._prefetched, None
-        if ready is not None and ready[0] is clients and ready[1] == key:
-            yield from ready[2]
+        if ready is not None and ready[0] is clients and ready[1:3] == (key, draws and draws.whose):
+            yield from ready[3]
             return
+        yield from (self._drawn if draws is None else draws.draw)(clients, key)
+
+    def fed(self, work: Work, draws: Draws | None) -> Work:
+        """The work with all that can be made ready for it before its round."""
+        return work
+
+    def _drawn(self, clients: Federation, key: Key) -> Works:
         data = self.data(clients)
         for positions in groups(clients.sizes, self.local.timing, most=self.chunk):
             yield positions, work_of(self.local, data, clients, positions, key)

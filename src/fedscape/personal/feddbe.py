@@ -35,6 +35,8 @@ def with_shift(model: Module) -> Module:
     old = last_linear(model)
     if isinstance(old, ShiftedLinear):
         return model
+    if not old.weight.requires_grad:
+        raise DataError("the last linear layer gets a shift, and its weights must be trained, but they are frozen")
     twin = nn.Sequential(copy.deepcopy(model))
     old = last_linear(twin)
     new = ShiftedLinear(old.in_features, old.out_features, bias=old.bias is not None).to(old.weight)

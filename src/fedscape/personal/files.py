@@ -7,9 +7,12 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
+
 from fedscape.core import checkpoint, codec
 from fedscape.errors import CheckpointError, DataError, FedscapeError
 from fedscape.learning import losses, models
+from fedscape.learning.adapters import Adapted, adapters_of, frozen_arrays
 from fedscape.learning.evaluation import model_arrays
 from fedscape.learning.inputs import Inputs, as_it_is
 from fedscape.learning.layers import Module
@@ -128,13 +131,15 @@ def about_model(
             f"loss must be {' or '.join(LOSSES)} of fedscape.learning to be made again from a file, not {loss!r}: "
             "Personalised.save writes the arrays alone"
         )
-    plain = _json_arguments(arguments)
-    _rebuilt(architecture, plain, model.state, wrap or _WRAPS.get(kind), stacked=kind in _STACKED)
+    plain, adapters = _json_arguments(arguments), adapters_of(local.model)
+    wrap = _with_adapters(adapters, wrap or _WRAPS.get(kind))
+    _rebuilt(architecture, plain, model.state, frozen_arrays(local.model), wrap, stacked=kind in _STACKED)
     reader = inputs or as_it_is(local.features, local.target, model.names or ())
     about: dict[str, Any] = {"architecture": architecture, "arguments": plain, "loss": local.loss.__name__}
     about |= {"features": local.features, "target": local.target, "inputs": reader.to_json(), "name": name}
     about["training"] = {setting: getattr(local, setting) for setting in TRAINING}
     about["settings"] = {setting: codec.plain(getattr(method, setting)) for setting in settings[kind]}
+    about |= {} if adapters is None else {"adapters": adapters}
     if isinstance(method, FedGMM):
         about["settings"]["gaussian"] = {
             "column": method.mixture.column,
@@ -177,11 +182,12 @@ def _loaded(path: str | os.PathLike[str], makers: Mapping[str, Maker], wraps: An
     complete = about.get("architecture") in MODELS and about.get("loss") in LOSSES and set(about) >= _WRITTEN
     if header.get("kind") != "personal" or not complete or header["method"] not in makers:
         raise CheckpointError(f"{os.fspath(path)} is no personalised model that can be made again from its file alone")
-    state = codec.prefixed(arrays, "state/")
+    state, fixed = codec.prefixed(arrays, "state/"), codec.prefixed(arrays, "fixed/")
     wrap = (None if wraps is None else wraps(about)) or _WRAPS.get(header["method"])
+    wrap = _with_adapters(about.get("adapters"), wrap)
     try:
         stacked = header["method"] in _STACKED
-        network = _rebuilt(about["architecture"], about["arguments"], state, wrap, stacked=stacked)
+        network = _rebuilt(about["architecture"], about["arguments"], state, fixed, wrap, stacked=stacked)
     except DataError as error:
         raise CheckpointError(f"{os.fspath(path)} cannot be made again: {error}") from None
     training = {name: about["training"][name] for name in TRAINING}
@@ -239,6 +245,20 @@ MAKERS: dict[str, Maker] = {
 }
 
 
+def _with_adapters(
+    adapters: Mapping[str, Any] | None, wrap: Callable[[Module], Module] | None
+) -> Callable[[Module], Module] | None:
+    """Wrap a network by adapters, if there are any, and then as its method does."""
+    if adapters is None:
+        return wrap
+
+    def both(network: Module) -> Module:
+        adapted = Adapted(network, **adapters)
+        return adapted if wrap is None else wrap(adapted)
+
+    return both
+
+
 def _json_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments after a round trip through JSON."""
     if not isinstance(arguments, Mapping):
@@ -254,11 +274,12 @@ def _rebuilt(
     architecture: str,
     arguments: Mapping[str, Any],
     state: Mapping[str, Array],
+    fixed: Mapping[str, Array],
     wrap: Callable[[Module], Module] | None,
     *,
     stacked: bool,
 ) -> Module:
-    """Build the network of this name with these arguments; its parameters must match the state."""
+    """Build the network of this name with these arguments; its parameters must match the state and the frozen ones."""
     plain = {n: tuple(v) if isinstance(v, list) else v for n, v in arguments.items()}
     try:
         network = getattr(models, architecture)(**plain)
@@ -268,6 +289,7 @@ def _rebuilt(
         raise DataError(f"arguments must make a {architecture}, but {dict(arguments)} does not: {why}") from None
     built = {n: (tuple(p.shape), str(p.dtype).removeprefix("torch.")) for n, p in network.named_parameters()}
     have = {n: (v.shape[1:] if stacked else v.shape, v.dtype.name) for n, v in model_arrays(state).items()}
+    have |= {n: (v.shape, v.dtype.name) for n, v in fixed.items()}
     for name in [*have, *built]:
         if built.get(name) != have.get(name):
             one, other = (_described(side.get(name)) for side in (built, have))
@@ -275,6 +297,9 @@ def _rebuilt(
                 f"arguments must make the model that was trained: {architecture} of {dict(arguments)} has {one} as "
                 f"parameter {name!r}, the model has {other}"
             )
+    with torch.no_grad():
+        for name, values in fixed.items():
+            network.get_parameter(name).copy_(torch.tensor(values)).requires_grad_(False)
     return network
 
 

@@ -21,6 +21,7 @@ from fedscape.core.random import Key
 from fedscape.core.rounds import frozen
 from fedscape.core.validate import all_finite, check_finite, check_whole, codes_by_name
 from fedscape.errors import CheckpointError, DataError
+from fedscape.learning.adapters import frozen_arrays
 from fedscape.learning.evaluation import Evaluation
 from fedscape.personal.fedgmm import FedGMM
 from fedscape.personal.shared import check_classes, evaluation, log_probs_of, with_kept_of
@@ -230,6 +231,7 @@ class Personalised:
         """
         arrays = {f"state/{n}": np.asarray(v) for n, v in self.state.items()}
         arrays |= codec.plain_of_ragged(self.kept, "kept/")
+        arrays |= {f"fixed/{n}": v for n, v in frozen_arrays(self.method.local.model).items()}
         header = {"kind": "personal", "method": type(self.method).__name__, "about": dict(about or {})}
         if self.names is not None:
             header["names"] = list(self.names)
@@ -248,5 +250,8 @@ class Personalised:
         if header["method"] != type(method).__name__:
             raise CheckpointError(f"{os.fspath(path)} was made by {header['method']}, not by {type(method).__name__}")
         state, kept = codec.prefixed(arrays, "state/"), codec.ragged_of_plain(arrays, "kept/")
+        fixed, own = codec.prefixed(arrays, "fixed/"), frozen_arrays(method.local.model)
+        if set(fixed) != set(own) or any(not np.array_equal(v, own[n]) for n, v in fixed.items()):
+            raise CheckpointError(f"{os.fspath(path)} was trained on other frozen weights than those of the method")
         called = header.get("names")  # older files have none
         return cls(method, state, arrays["ids"], kept, names=None if called is None else tuple(called))

@@ -81,8 +81,12 @@ class PFedFDA(FedPer):
         if not check_number("ridge", ridge) > 0:
             raise DataError(f"ridge must be above 0, not {ridge}")
         layer = last_linear(local.model)
-        if layer.bias is None or len(self.head_names) != 2 or local.names[-2:] != tuple(self.head_names):
-            raise DataError(f"the last layer must be linear with weight and bias for PFedFDA, not {self.head_names}")
+        trained = layer.bias is not None and layer.weight.requires_grad and layer.bias.requires_grad
+        if not trained or len(self.head_names) != 2 or local.names[-2:] != tuple(self.head_names):
+            raise DataError(
+                f"the last layer must be linear, with a weight and a bias that are trained, for PFedFDA, not "
+                f"{self.head_names}"
+            )
 
     def start(self, seed: int) -> Arrays:
         state = super().start(seed)

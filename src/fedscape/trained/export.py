@@ -23,6 +23,7 @@ from fedscape.core.checkpoint import replace_file
 from fedscape.core.federation import Federation
 from fedscape.core.kept import kept_rows
 from fedscape.errors import DataError, require
+from fedscape.learning.adapters import merged
 from fedscape.learning.evaluation import model_arrays
 from fedscape.learning.export import module_of
 from fedscape.learning.inputs import Feature, Inputs
@@ -77,7 +78,8 @@ def _chosen(trained: Trained, client: str | None) -> Federation:
 
 
 def _network(model: Module, params: Mapping[str, Array]) -> Module:
-    return module_of(model, {f"model.{n}": p for n, p in params.items()})
+    """The network with these parameters; adapters are merged into their layers."""
+    return merged(module_of(model, {f"model.{n}": p for n, p in params.items()})).eval()
 
 
 class Program(nn.Module):  # type: ignore[misc]

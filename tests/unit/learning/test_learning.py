@@ -111,6 +111,8 @@ REFERENCE = {
     "cnn": (models.cnn((1, 8, 8), 5, dropout=False), (8, 8), 5, 0),
     "lenet5": (models.lenet5((1, 28, 28), 4), (28, 28), 4, 0),
     "char_lstm": (models.char_lstm(11, 4, 6), (5,), 11, 11),
+    "transformer": (models.transformer(11, width=8, heads=2, length=5), (5,), 11, 11),
+    "encoder": (models.transformer(11, 3, width=8, layers=1, length=6, causal=False), (5,), 3, 11),
     "resnet18": (models.resnet18((3, 8, 8), 3, width=8), (8, 8, 3), 3, 0),
     "mobilenet_v2": (models.mobilenet_v2((3, 16, 16), 3, width=0.25), (3, 16, 16), 3, 0),
 }

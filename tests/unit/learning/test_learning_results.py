@@ -29,7 +29,8 @@ from fedscape.learning import (
     standardising,
     sweep,
 )
-from fedscape.learning.sweeps import _Later
+from fedscape.learning.device import Device
+from fedscape.learning.halving import _Later
 from fedscape.learning.trainer import trainer_of
 from fedscape.sketches.selection import KeyedCoin
 
@@ -159,6 +160,46 @@ def test_halving_drops_the_worse_and_the_rest_end_as_if_never_stopped():
     for name, values in halved[0].state.items():
         np.testing.assert_allclose(values, same.state[name], rtol=1e-9, atol=1e-12)
     assert "loss=" in repr(halved[0])
+
+
+@pytest.mark.parametrize("settings", [grid(lr=[0.001, 0.01, 0.1, 1.0]), grid(lr=[0.1]), grid(lr=[0.1, 1e200])])
+def test_weights_of_a_sweep_cross_to_the_host_where_somebody_looks(settings, tmp_path, monkeypatch):
+    """On a device that keeps the state: a pretended one, as here the tensors are in host memory anyway."""
+    fed, held_out, crossed = federation([6] * 20), federation([6] * 10, seed=1), []
+    kwargs = {"n_rounds": 8, "validation": held_out, "sampler": FixedSize(5), "seed": 3, "rungs": 2, "keep": 0.5}
+    kwargs |= {"server": Adam(0.05), "initial": "seed"}
+    plain = sweep(local_step(), fed, settings, **kwargs)
+    monkeypatch.setattr(Device, "holds", True)
+    fetched = Device.fetched
+    monkeypatch.setattr(Device, "fetched", lambda self, t: crossed.append(sorted(t)) or fetched(self, t))
+    each_round = sweep(local_step(), fed, settings, **kwargs, checkpoint=tmp_path / "sweep")
+    often, crossed[:] = [n for n in crossed if n], []
+    at_the_end = sweep(local_step(), fed, settings, **kwargs)
+    seldom = [n for n in crossed if n]
+    assert len(often) == 8  # rounds
+    assert len(seldom) == 2  # rungs
+    assert set(seldom[0]) == set(often[0])
+    for a, b, c in zip(plain, each_round, at_the_end, strict=True):
+        assert a.setting == b.setting == c.setting
+        assert a.diverged == b.diverged == c.diverged
+        assert {n: v.tobytes() for n, v in a.state.items()} == {n: v.tobytes() for n, v in c.state.items()}
+        assert {n: v.tobytes() for n, v in b.state.items()} == {n: v.tobytes() for n, v in c.state.items()}
+
+
+def test_arrays_that_did_not_cross_are_nan_for_whoever_looks(monkeypatch):
+    monkeypatch.setattr(Device, "holds", True)
+    device = Device(local_step())
+    state = device.arrays({"a": torch.ones(2, 3), "one": torch.full((1, 1), 5.0), "n": torch.tensor([4])}, unseen=True)
+    assert np.isnan(state["a"]).all()
+    assert state["a"].shape == (2, 3)
+    assert state["n"].tolist() == [4]
+    assert device.known_finite({"a": state["a"], "one": state["one"]})
+    assert torch.equal(device.tensor("a", state["a"]), torch.ones(2, 3))
+    seen = device.seen({**state, "other": np.zeros(2)})
+    assert seen["a"].tolist() == [[1.0] * 3] * 2
+    assert seen["one"].tolist() == [[5.0]]
+    assert seen["other"].tolist() == [0.0, 0.0]
+    assert not Device(local_step()).known_finite({"a": state["a"]})
 
 
 def test_a_wrong_sweep_is_refused():

@@ -9,8 +9,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedscape.core.federation import Federation
-from fedscape.core.random import Key
 from fedscape.learning.batches import Feed, Work, padded_to, room_for, rounded
 from fedscape.learning.device import SMALL_MODEL
 from fedscape.learning.fast.fused import FusedTrainer
@@ -22,7 +20,8 @@ from fedscape.learning.layers import Centre, Module, is_plain, trainable_copy
 from fedscape.learning.local import LocalSGD
 from fedscape.learning.loop import Look, each_start, known_classes, no_random_operation, one_thread, summed
 from fedscape.learning.optimisers import Rates, StopRows
-from fedscape.learning.trainer import Trainer
+from fedscape.learning.programs import keep_programs
+from fedscape.learning.trainer import Draws, Trainer
 from fedscape.types import Array, Tensors
 
 _COMPILING = threading.Lock()  # torch compiles one function at a time, and a GPU takes its work from one thread as well
@@ -118,6 +117,9 @@ class ProgramTrainer(Trainer):
 
     def __init__(self, local: LocalSGD) -> None:
         super().__init__(local)
+        keep_programs(
+            torch.cuda.get_device_name(local.device) if local.on_gpu else torch.backends.cpu.get_cpu_capability()
+        )
         self.programs: dict[tuple[int, bool], Program] = {}
         self._module: Module | None = None
 
@@ -125,9 +127,8 @@ class ProgramTrainer(Trainer):
     def strategy(self) -> str:
         return "compiled"
 
-    def prefetch(self, clients: Federation, key: Key) -> None:
-        works = [(where, work._replace(feed=Feed(self, work))) for where, work in self.works(clients, key)]
-        self._prefetched = (clients, key, works)
+    def fed(self, work: Work, draws: Draws | None) -> Work:
+        return work._replace(feed=Feed(self, work, kinds=1 if draws is None else draws.kinds))
 
     def train(
         self,

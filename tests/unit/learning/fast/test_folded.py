@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from fedscape import Federation, FixedSize, Key, Local, rounds
-from fedscape.learning import FedAvg, LocalSGD, Setting, Sweep, cross_entropy, models, trainer
+from fedscape.learning import FedAvg, LocalSGD, Setting, Sweep, cross_entropy, models, sweeps, trainer
 from fedscape.learning.batches import Rows, groups, make_plan, work_of
 from fedscape.learning.fast import program
 from fedscape.learning.fast.agreement import agree
@@ -59,6 +59,7 @@ MODELS = {
     "cnn": (lambda: models.cnn((1, 8, 8), 3), (8, 8)),
     "lenet5": (lambda: models.lenet5((1, 28, 28), 3), (28, 28)),
     "lstm": (lambda: models.char_lstm(7, embedding=3, hidden=4), (5,)),
+    "transformer": (lambda: models.transformer(7, width=8, heads=2, length=5, dropout=0.3), (5,)),
     "resnet18": (lambda: models.resnet18((3, 16, 16), 3, width=8), (16, 16, 3)),
     "mobilenet_v2": (lambda: models.mobilenet_v2((3, 32, 32), 3, width=0.25), (32, 32, 3)),
     "pair": (Pair, (2, 5, 6)),
@@ -86,7 +87,7 @@ def test_gradients_are_those_of_each_client_by_itself(name):
     params = {n: p.detach() + 0.1 * torch.randn(CLIENTS, *p.shape, dtype=p.dtype) for n, p in module.named_parameters()}
     dropped = [n for n, m in module.named_modules() if type(m).__name__ == "KeyedDropout"]
     random = {f"{n}.key": torch.randint(1, 999, (CLIENTS, 2), dtype=torch.int32) for n in dropped}
-    x, y, share = batch_of(shape, name in ("lstm", "tokens"))
+    x, y, share = batch_of(shape, name in ("lstm", "tokens", "transformer"))
     (want, loss), (found, other) = (
         f(params, random, x, y, share) for f in (by_client(local, module), in_one_batch(local, twin))
     )
@@ -406,6 +407,36 @@ def test_a_plan_made_ahead_is_the_plan_made_in_time(sizes, strategy, uncompiled,
     assert made == sorted(made)  # none again in its own round
     assert len(made) == 4 or len(set(sizes)) > 1
     assert trainer_of(local)._prefetched is None
+
+
+@pytest.mark.parametrize("strategy", ["compiled", "vmap"])
+@pytest.mark.parametrize("sizes", [[6] * 9, [6, 3, 5, 1, 2, 2, 4, 6, 1]])
+def test_a_sweep_draws_ahead_what_it_trains_on_and_nothing_else(sizes, strategy, uncompiled, monkeypatch):
+    local, fed, drawn = broad(strategy=strategy), wide(sizes), []
+    method = Sweep(local, [Setting(lr=lr, seed=seed) for lr in (0.1, 0.7) for seed in (3, 4)], initial="seed", begin=2)
+    how = {"n_rounds": 4, "sampler": FixedSize(4), "measure": 0}
+    *_, want = rounds(method, Local(fed, threads=1), **how)
+    monkeypatch.setattr(Trainer, "prefetches", True)
+    plain = work_of
+    monkeypatch.setattr(trainer, "work_of", lambda *a: pytest.fail("drawn for one setting that is none of these"))
+    monkeypatch.setattr(sweeps, "work_of", lambda *a: drawn.append((a[-1].round, a[-1].seed)) or plain(*a))
+    *_, now = rounds(method, Local(fed, threads=1), **how)
+    assert all(want.state[n].tobytes() == now.state[n].tobytes() for n in want.state)
+    assert [r for r, _ in drawn] == sorted(r for r, _ in drawn)  # none again in its own round
+    assert set(drawn) == {(r, seed) for r in (2, 3, 4, 5) for seed in (3, 4)}
+    assert len(drawn) == 8 or len(set(sizes)) > 1
+    assert trainer_of(local)._prefetched is None
+
+
+def test_batches_drawn_for_one_computation_are_not_those_of_another():
+    local, fed = broad(strategy="vmap"), wide([6, 3, 5, 1])
+    one, other = (Sweep(local, [Setting(lr=0.1, seed=seed)]) for seed in (0, 1))
+    want, state = FedAvg(local).total(FedAvg(local).start(0), fed, Key(0)), FedAvg(local).start(0)
+    one.trainer.prefetch(fed, Key(0))
+    assert all(np.array_equal(v, want[n]) for n, v in FedAvg(local).total(state, fed, Key(0)).items())
+    want = other.total(other.start(0), fed, Key(0))
+    one.trainer.prefetch(fed, Key(0))
+    assert all(np.array_equal(v, want[n]) for n, v in other.total(other.start(0), fed, Key(0)).items())
 
 
 class Replayed:
