@@ -55,7 +55,7 @@ def test_a_private_model_gives_no_exact_score_of_clients():
         with pytest.raises(PrivacyError, match="fitted privately, and"):
             ask(people(0))
     spent, own = sum(cox.ledger_.spent().values()), Ledger()
-    noisy = cox.score(people(0), privacy=Gaussian(clip=8.0, multiplier=0.5))
+    noisy = cox.score(people(0), privacy=Gaussian(clip=8.0, multiplier=0.05))
     assert sum(cox.ledger_.spent().values()) > spent
     cox.score(people(0), privacy=precise, ledger=own)
     assert sum(own.spent().values()) > 0
