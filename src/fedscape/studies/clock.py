@@ -166,7 +166,8 @@ def _accuracy(method: Any, loop: Any, test: Federation, n: int, period: float) -
     from fedscape.temporal import evaluate
     from fedscape.temporal.mean_network import first_mean, next_mean, with_mean
 
-    marks, right, mean = {n - 1 - int(period * i / 4) for i in range(4)}, [], {}
+    marks, right = {n - 1 - int(period * i / 4) for i in range(4)}, []
+    mean: dict[str, Any] = {}
     for r in loop:
         mean = next_mean({**r.state, **(mean or first_mean(r.state))}, r.state, _INERTIA, r.index)
         if r.index in marks:
