@@ -10,7 +10,7 @@ import numpy as np
 from fedscape.core.federation import Federation
 from fedscape.core.random import Key
 from fedscape.studies.prepare import Prepared, categories_of, features_of
-from fedscape.types import Array, HasKeys
+from fedscape.types import Array, Arrays, HasKeys
 
 _SLOTS = 336  # rounds of a training through time: two weeks of hours, or 48 weeks of days
 _UNITS = {"hour": 1.0, "day": 24.0}  # how long a slot may be, in hours
@@ -167,7 +167,7 @@ def _accuracy(method: Any, loop: Any, test: Federation, n: int, period: float) -
     from fedscape.temporal.mean_network import first_mean, next_mean, with_mean
 
     marks, right = {n - 1 - int(period * i / 4) for i in range(4)}, []
-    mean: dict[str, Any] = {}
+    mean: Arrays = {}
     for r in loop:
         mean = next_mean({**r.state, **(mean or first_mean(r.state))}, r.state, _INERTIA, r.index)
         if r.index in marks:

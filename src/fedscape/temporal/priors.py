@@ -7,14 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fedscape.core.random import Key
 from fedscape.errors import DataError
-from fedscape.temporal.covariates import Harmonics
 from fedscape.temporal.curves import Cosine, Curve, Linear, parse_curve
 from fedscape.types import Array, Arrays
+
+if TYPE_CHECKING:
+    from fedscape.temporal.covariates import Harmonics
 
 
 @dataclass(frozen=True)
@@ -169,6 +172,8 @@ def parse_prior(text: str, period: float) -> Prior | Harmonics | None:
     >>> parse_prior("linear", 64), parse_prior("soft", 64), parse_prior("none", 64)
     (Linear(period=64, p=1.0, peak=0.0, valley=None), Soft(period=64), None)
     """
+    from fedscape.temporal.covariates import Harmonics
+
     plain: dict[str, Callable[[float], Prior | Harmonics]] = {
         "linear": Linear, "cosine": Cosine, "soft": Soft, "harmonics": Harmonics,
     }  # fmt: skip
