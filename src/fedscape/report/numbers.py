@@ -41,8 +41,8 @@ def numbers(result: Result) -> tuple[str, str, str] | None:
         f"standard deviation {four_digits(about['spread'])}. Linear models of {plural(about['inputs'], 'input')} "
         f"are compared by how far they are off on rows held out, in {plural(about['seeds'], 'repeat')}: "
         f"{of_stages(about, what)} Settings are chosen on rows that judge nothing else.</p>"
-        f"<div class='grid'>{_errors_card(order, about['best'])}{_sites_card(about)}{_gains_card(order)}{_kinds_card(about)}"
-        f"{_table_card(order)}{_costs_card(about)}</div>"
+        f"<div class='grid'>{_errors_card(order, about['best'])}{_sites_card(about)}{_gains_card(order)}"
+        f"{_kinds_card(about)}{_table_card(order)}{_costs_card(about)}</div>"
     )
     return "learn", "Learn", content
 
