@@ -308,7 +308,7 @@ def main() -> None:
         return
     near, steady = sum(row["within a point"] for row in rows), sum(row["same"] >= 0.8 * given.seeds for row in rows)
     note = f"within one point of the best: {near} of {len(numbers) * given.seeds}; "
-    note += f"the same in 8 of 10 seeds: {steady} of {len(rows)}; budget {budgets[0]}"
+    note += f"the same in at least 80% of the seeds: {steady} of {len(rows)}; budget {budgets[0]}"
     report("advice_unseen" if not given.series else f"advice_unseen_{given.series}", rows, note=note)
     if len(budgets) > 1:
         report("advice_budgets", budget_rows(runs, worths))

@@ -41,13 +41,13 @@ def numbers(result: Result) -> tuple[str, str, str] | None:
         f"standard deviation {four_digits(about['spread'])}. Linear models of {plural(about['inputs'], 'input')} "
         f"are compared by how far they are off on rows held out, in {plural(about['seeds'], 'repeat')}: "
         f"{of_stages(about, what)} Settings are chosen on rows that judge nothing else.</p>"
-        f"<div class='grid'>{_errors_card(order)}{_sites_card(about)}{_gains_card(order)}{_kinds_card(about)}"
-        f"{_table_card(order)}{_costs_card(about)}</div>"
+        f"<div class='grid'>{_errors_card(order, about['best'])}{_sites_card(about)}{_gains_card(order)}"
+        f"{_kinds_card(about)}{_table_card(order)}{_costs_card(about)}</div>"
     )
     return "learn", "Learn", content
 
 
-def _errors_card(order: Sequence[About]) -> str:
+def _errors_card(order: Sequence[About], best: str) -> str:
     rows: list[dict[str, Any]] = [
         {"name": r["called"], "about": r["rmse"], "hollow": r["mae"], "kind": 5 if r["baseline"] else 0} for r in order
     ]
@@ -60,9 +60,9 @@ def _errors_card(order: Sequence[About]) -> str:
             (dot(5, False), "a mean, without features"),
         ]
     )
-    first = order[0]
+    first = next(r for r in order if r["method"] == best)  # of the last stage: others stand as they left
     reading = (
-        f"{first['called']} is the most exact: off by {four_digits(first['rmse']['value'])} "
+        f"Of the models {first['called']} is the most exact: off by {four_digits(first['rmse']['value'])} "
         f"({between(first['rmse'], four_digits)}) in units of the target. The line is the better mean."
     )
     figure = marks + draw.forest(rows, low=low, high=high, show=four_digits, marks=(guess,))

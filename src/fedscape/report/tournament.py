@@ -177,8 +177,9 @@ def _accuracy_card(result: Result, order: Sequence[About], predicted: Mapping[st
     best = result["learn"]["best"]  # of the last stage: others stand as they left
     first = next(r for r in order if r["method"] == best)
     reading = (
-        f"{first['called']} is the most accurate on the true clients: {percent(first['accuracy']['value'])} "
-        f"({between(first['together'], percent)} as one of several), mean over clients of rows held out. Each bar "
+        f"Of the methods {first['called']} is the most accurate on the true clients: "
+        f"{percent(first['accuracy']['value'])} ({between(first['together'], percent)} as one of several), "
+        "mean over clients of rows held out. Each bar "
         "is the interval of that method by itself. The line is the better guess."
     )
     return card(

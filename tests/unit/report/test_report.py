@@ -192,7 +192,7 @@ def test_findings_are_ranked_and_each_links_to_its_evidence(made):
     assert levels == sorted(levels)
     assert (findings[0].level, findings[0].text) == ("mend", "'x' says the label")
     assert findings[1].question == "Which method?"
-    assert [f.answer for f in findings if f.level == "data"] == ["1 further remark", "No model is sent"]  # Local is advised
+    assert [f.answer for f in findings if f.level == "data"] == ["1 further remark", "No model is sent"]  # Local
     page = render(result, {})
     for finding in findings:
         assert page.count(f'id="{finding.anchor}"') == 1, finding
@@ -351,11 +351,3 @@ def test_texts_have_enough_contrast_in_light_and_dark():
             for ground in ("card", "ground"):
                 light, dark = sorted((luminance(colours[text]), luminance(colours[ground])), reverse=True)
                 assert (light + 0.05) / (dark + 0.05) >= 4.5, (text, ground)
-
-
-def test_the_opening_of_a_report_on_a_few_methods_asks_no_more_than_they_answer():
-    """A study of trees or a GLM alone has no answer on personalisation, and its report ended in a KeyError."""
-    from fedscape.report.page import _lede
-
-    about = {"advise": [{"question": "Which method?", "answer": "GLM"}], "about": {"column": "sick"}}
-    assert _lede({**about, "learn": {"advised": "glm"}}) == "Column studied: sick. Advice: GLM."

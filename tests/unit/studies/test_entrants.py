@@ -117,3 +117,16 @@ def test_rates_are_climbed_to_the_best():
         scores = learning.climbed((0.1, 0.4, 1.6, 6.4), lambda rate, best=best: abs(np.log(rate / best)))
         assert min(scores, key=lambda rate: scores[rate]) == best
         assert len(scores) == 3
+
+
+def test_the_page_names_the_most_accurate_method_of_the_last_stage():
+    """A method that left with 60 clients may have a higher number there than any has now."""
+    import copy
+
+    done = study(shop(), methods=["glm"], rounds=2, seeds=2, progress=False)
+    result = copy.deepcopy(done.result)
+    rows = {row["method"]: row for row in result["learn"]["true"]}
+    left = next(m for m in ("glm", "fedavg", "local") if m != result["learn"]["best"])
+    rows[left]["accuracy"], rows[left]["clients"] = {"value": 0.999, "low": 0.9, "high": 1.0}, 7
+    page = type(done)(result).html()
+    assert f"Of the methods {rows[result['learn']['best']]['called']} is the most accurate" in page
