@@ -61,6 +61,31 @@ def test_devices_that_are_clients_come_as_their_log_says(files):
     assert runs[0].stdout == runs[1].stdout  # the saved twin gives the same plan
 
 
+def test_a_plan_sees_that_the_model_is_worse_for_those_left_out(tmp_path):
+    """Every fourth device is too slow for the deadline and has labels of its own."""
+    rng = np.random.default_rng(0)
+    log, rows, centres = ["device,start,end,work"], ["who,a,b,y"], rng.normal(0, 2, (4, 2))
+    for device in range(60):
+        slow, t = device % 4 == 0, rng.exponential(2e4)
+        while t < 4e5:
+            stay = rng.exponential(12_000) + 300
+            log.append(f"{device},{t:.0f},{t + stay:.0f},{(3.0 if slow else 0.6) * rng.lognormal(0, 0.2):.3f}")
+            t += stay + rng.exponential(15_000)
+        for y in rng.integers(0, 2, 25) + 2 * slow:
+            a, b = centres[y] + rng.normal(size=2)
+            rows.append(f"{device},{a:.3f},{b:.3f},{y}")
+    for name, lines in (("log.csv", log), ("rows.csv", rows)):
+        (tmp_path / name).write_text("\n".join(lines) + "\n")
+    call = [
+        "plan", tmp_path / "rows.csv", "--client", "who", "--events", tmp_path / "log.csv", "--device", "device",
+        "--accuracy", 0.95, "--sizes", 6, "--deadlines", 30, "--days", 1, "--kinds", 2,
+        "--seeds", "0", "--reports", 300,
+    ]  # fmt: skip
+    least = min(json.loads(ok(*call, "--json"))["parts"], key=lambda part: part["ratio"])
+    assert (least["devices"], round(least["ratio"], 1)) == (15, 0.0)
+    assert least["gap_high"] < -0.2
+
+
 def test_people_read_tables(files):
     text = started("plan", *call(files, "--force")[1:])
     assert "the soonest first" in text

@@ -103,13 +103,17 @@ class DevicePopulation(Estimator):
         self.seed = seed
 
     def start(self, seed: int) -> Arrays:
-        """Kinds that come between once in three days and six times a day, most in different hours."""
+        """Kinds that come between once in three days and six times a day, most in different hours.
+
+        With odd seeds, where speeds are known, kinds come alike and differ in speed alone.
+        """
         self._check()
         k, rng = self.n_kinds, Key(seed, purpose="kinds of devices").generator()
-        level = np.exp(np.linspace(-1.5, 1.5, k)) if k > 1 else np.ones(1)
+        apart = 0.0 if k == 1 or (seed % 2 and {"work", "bandwidth"} & set(self.extras)) else 1.0
+        level = np.exp(apart * np.linspace(-1.5, 1.5, k)) if k > 1 else np.ones(1)
         peak = rng.uniform(0, 24, k)[:, None]
-        daily = 0.06 * level[:, None] * np.exp(0.5 * (k > 1) * np.cos((np.arange(24) - peak) * np.pi / 12))
-        stay = np.exp(rng.uniform(-0.7, 0.7, k)) if k > 1 else np.ones(1)
+        daily = 0.06 * level[:, None] * np.exp(0.5 * apart * np.cos((np.arange(24) - peak) * np.pi / 12))
+        stay = np.exp(apart * rng.uniform(-0.7, 0.7, k)) if k > 1 else np.ones(1)
         state = {
             "weights": np.full((k, len(self.zones)), 1 / (k * len(self.zones))),
             "daily": daily,
@@ -120,7 +124,8 @@ class DevicePopulation(Estimator):
         }
         for name in ("work", "bandwidth"):
             if name in self.extras:
-                state[name] = np.stack([rng.permutation(np.linspace(-1, 1, k)), np.ones(k), np.ones(k)], axis=1)
+                places = rng.permutation(np.linspace(-1, 1, k))  # see spread_laws; wide, so that all fit all speeds
+                state[name] = np.stack([places, np.full(k, 10.0), np.ones(k)], axis=1)
         if "finished" in self.extras:
             state["finished"] = np.full(k, 0.5)
         if self.n_data:
