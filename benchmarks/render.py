@@ -1,6 +1,7 @@
 """Render the pages of results from `results/*.json`: tables, plots, origins, the front page. `make results` runs it.
 
-`python benchmarks/render.py` rewrites `pages/*.md`, `pages/plots/*.svg`, `README.md` and `results/history/*.jsonl`;
+`python benchmarks/render.py` rewrites `pages/*.md`, `pages/plots/*.svg`, `README.md`, the numbers of the README of the
+repository, and `results/history/*.jsonl`;
 `--check` writes nothing and exits with 1 if something would change; NAME prints the table of results/NAME.json.
 
 A page has a title line (`# question`), prose, and marks. After a mark the script writes what stands there:
@@ -31,6 +32,7 @@ from table import RESULTS, cell, markdown
 
 HERE = Path(__file__).parent
 PAGES, FRONT, MADE = HERE / "pages", HERE / "README.md", "<!-- made -->"
+README = HERE.parent / "README.md"
 MARKED = re.compile(
     r'<!-- results/([\w-]+)\.json((?: \w+="[^"]*")*) -->\n(?:\n*(?:\|.*\n)+)?(?:\n*!\[.*\]\(plots/.*\)\n)?\n*'
 )
@@ -183,7 +185,7 @@ def rendered() -> Files:
     files |= {PAGES / f"{name}.md": text for name, text in pages.items()}
     over_time = history.drawn(PAGES / "plots", files)
     drawn = [path.stem.removeprefix("history_") for path in over_time]
-    return files | over_time | {FRONT: front(FRONT.read_text(), pages, drawn)}
+    return files | over_time | {FRONT: front(FRONT.read_text(), pages, drawn), README: values(README.read_text())}
 
 
 def since() -> dict[str, str]:

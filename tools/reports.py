@@ -1,17 +1,23 @@
 """The four reports of the front page and its picture: `python tools/reports.py [handwriting census hospitals shop]`.
 
-Writes `docs/reports/NAME.html` (to be shared: no ids, no rows per client) and, from the handwriting,
-`docs/images/front.png`. Hospitals and shop are read from the folder that FEDSCAPE_DATA names.
+Writes `docs/reports/NAME.html` (to be shared: no ids, no rows per client) and NAME.txt, the answers that are printed.
+From the handwriting it also makes `docs/images/front.png` and the printed lines of README. Hospitals and shop are read
+from the folder that FEDSCAPE_DATA names.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
+
+from fedscape.report.plots import COLOURS, MARKS
+from fedscape.studies import Study
 
 ROOT = Path(__file__).parents[1]
 REPORTS = ROOT / "docs" / "reports"
@@ -21,8 +27,17 @@ def handwriting(_folder: Path) -> list[str]:
     return ["femnist-mini"]
 
 
-def census(_folder: Path) -> list[str]:
-    return ["acs-mini"]
+def census(folder: Path) -> list[str]:
+    """Who earns more than 50,000 dollars, over the working adults of 1,024 regions: the task ACSIncome."""
+    import pandas as pd
+
+    people = pd.read_parquet(_data() / "acs_pums" / "acs_pums_2024_st01-29.parquet")
+    people = people[(people.AGEP > 16) & (people.PINCP > 100) & (people.WKHP > 0)]
+    people["income"] = (people.PINCP > 50_000).map({True: "above 50,000", False: "below"})
+    columns = ["ST", "PUMA", "AGEP", "SEX", "RAC1P", "SCHL", "MAR", "COW", "WKHP", "income"]
+    people[columns].to_parquet(folder / "census.parquet")
+    call = [str(folder / "census.parquet"), "--client", "ST,PUMA", "--column", "income"]
+    return [*call, "--categorical", "SEX,RAC1P,MAR,COW"]
 
 
 def hospitals(folder: Path) -> list[str]:
@@ -62,44 +77,51 @@ STUDIES: dict[str, Callable[[Path], list[str]]] = {
 }
 
 
-def picture(folder: Path) -> None:
+def picture(result: Mapping[str, Any]) -> None:
     """The map of clients by kind beside the methods with their intervals and the verdict."""
     from matplotlib.figure import Figure
 
-    from fedscape.report.plots import COLOURS, MARKS
-    from fedscape.studies import Study
-
-    result = Study.load(folder).result
-    about = result["measure"]["map"]
-    points = about["features" if "features" in about else "labels"]["points"]
-    figure = Figure(figsize=(12, 4.2), layout="constrained")
+    figure = Figure(figsize=(12, 4.4), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(1, 1.25))
-    for number, kind in enumerate(sorted(set(about["kind"]))):
-        mine = [point for point, k in zip(points, about["kind"], strict=True) if k == kind and point[0] is not None]
-        look = {
-            "color": COLOURS[number % 6],
-            "marker": MARKS[number % 6],
-            "s": 60,
-            "label": f"kind {kind}",
-            "alpha": 0.85,
-        }
-        left.scatter([p[0] for p in mine], [p[1] for p in mine], **look)
-    left.set_aspect("equal")
-    left.set_xticks([])
-    left.set_yticks([])
-    left.set_title("clients; near each other: like data")
-    left.legend(frameon=False)
+    _clients(left, result["measure"]["map"])
     rows = sorted(result["learn"]["true"], key=lambda row: row["accuracy"]["value"])
-    values = [row["accuracy"]["value"] for row in rows]
-    wide = [[v - row["accuracy"]["low"] for v, row in zip(values, rows, strict=True)]]
-    wide += [[row["accuracy"]["high"] - v for v, row in zip(values, rows, strict=True)]]
-    right.errorbar(values, range(len(rows)), xerr=wide, fmt="o", color=COLOURS[0], capsize=3)
+    for at, row in enumerate(rows):
+        about = row["accuracy"]
+        known = [about[end] if about[end] is not None else about["value"] for end in ("low", "high")]
+        right.plot(known, [at, at], color=COLOURS[0], linewidth=2)
+        right.plot(about["value"], at, "o", color=COLOURS[0])
+        right.annotate(
+            f"{about['value']:.0%}", (about["value"], at), xytext=(0, 6), textcoords="offset points", ha="center"
+        )
     right.set_yticks(range(len(rows)), [row["called"] for row in rows])
-    right.set_xlabel("accuracy on held-out rows, 95% interval")
-    right.set_title(result["advise"][0]["text"], fontsize=10, wrap=True)
+    right.set_ylim(-0.6, len(rows) - 0.2)
+    right.xaxis.set_major_formatter("{x:.0%}")
+    right.set_xlabel("accuracy on held-out rows, with 95% intervals")
+    verdict = next(item["answer"] for item in result["advise"] if item["question"] == "Which method?")
+    right.set_title(f"Which method? {verdict}", fontsize=13, loc="left")
     for axes in (left, right):
         axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(ROOT / "docs" / "images" / "front.png", dpi=100)
+
+
+def _clients(axes: Any, about: Mapping[str, Any]) -> None:
+    points = about["features" if "features" in about else "labels"]["points"]
+    for number, kind in enumerate(sorted(set(about["kind"]))):
+        mine = [point for point, k in zip(points, about["kind"], strict=True) if k == kind and point[0] is not None]
+        look: dict[str, Any] = {"color": COLOURS[number % 6], "marker": MARKS[number % 6], "s": 60, "alpha": 0.85}
+        axes.scatter([p[0] for p in mine], [p[1] for p in mine], label=f"kind {kind}", **look)
+    axes.set_aspect("equal", adjustable="datalim")
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.set_title("Clients: near each other, alike", fontsize=13, loc="left")
+    axes.legend(frameon=False, loc="best")
+
+
+def printed(lines: list[str]) -> None:
+    """Put the end of what a study prints into README."""
+    readme = ROOT / "README.md"
+    block = "```text\n" + "\n".join(lines) + "\n```\n"
+    readme.write_text(re.sub(r"```text\n.*?```\n", lambda _: block, readme.read_text(), count=1, flags=re.DOTALL))
 
 
 def main() -> None:
@@ -107,11 +129,18 @@ def main() -> None:
     for name in sys.argv[1:] or STUDIES:
         with tempfile.TemporaryDirectory() as scratch:
             folder = Path(scratch)
-            call = ["study", *STUDIES[name](folder), "--out", str(folder / "study")]
-            subprocess.run([sys.executable, "-m", "fedscape", *call], check=True)
+            call = ["study", *STUDIES[name](folder), "--quiet"]
+            done = subprocess.run(
+                [sys.executable, "-m", "fedscape", *call], cwd=folder, stdout=subprocess.PIPE, check=True
+            )
+            result = Study.load(folder / "study").result
+            lines = done.stdout.decode().splitlines()[-len(result["advise"]) - 2 :]
             (REPORTS / f"{name}.html").write_bytes((folder / "study" / "report.html").read_bytes())
+            (REPORTS / f"{name}.txt").write_text("\n".join(lines[:-1]) + "\n")
             if name == "handwriting":
-                picture(folder / "study")
+                picture(result)
+                printed(lines)
+        print(f"docs/reports/{name}.html", *lines, sep="\n")
 
 
 def _data() -> Path:
