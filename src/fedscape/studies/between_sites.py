@@ -53,7 +53,7 @@ def interval_over_rows(counts: Array, parts: list[Parts], value: float) -> tuple
     three rows are left out. As `heterogeneity` itself the interval does not end below 0.
 
     >>> counts = np.array([[[90, 10]], [[10, 90]]])
-    >>> interval_over_rows(counts, label_parts(counts[:, 0]), 0.63)[0] > 0.4
+    >>> interval_over_rows(counts, label_parts(counts[:, 0]), 0.779)[0] > 0.6
     True
     """
     from scipy.special import stdtrit
@@ -81,4 +81,4 @@ def interval_over_rows(counts: Array, parts: list[Parts], value: float) -> tuple
         variance += (groups - 1) / groups * float(number @ (values - middle) ** 2)
         freedom += groups - 1
     reach = float(stdtrit(freedom, 0.975)) * np.sqrt(variance) if freedom else np.inf
-    return value - reach, max(value + reach, 0.0)
+    return float(value - reach), float(max(value + reach, 0.0))

@@ -1,4 +1,4 @@
-"""Jackknife intervals: Student's t of a mean, a longer end of skewed numbers, coverage of a Gini coefficient."""
+"""Jackknife intervals: Student's t of a mean, a longer end where numbers are skewed, coverage of Gini coefficients."""
 
 from __future__ import annotations
 
