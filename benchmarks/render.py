@@ -161,10 +161,10 @@ def front(text: str, pages: dict[str, str], drawn: Sequence[str] = ()) -> str:
         kind, *prefixes = found.group(1).split()
         if kind == "failures":
             lines = [
-                f"- {line.removeprefix(FAILURE)} ([{titles[name]}](pages/{name}.md))"
+                f"- {' '.join(paragraph.removeprefix(FAILURE).split())} ([{titles[name]}](pages/{name}.md))"
                 for name, content in sorted(pages.items())
-                for line in content.splitlines()
-                if line.startswith(FAILURE)
+                for paragraph in content.split("\n\n")
+                if paragraph.startswith(FAILURE)
             ]
         elif kind == "history":
             lines = [f"- ![{history.KEPT[name][2]}](pages/plots/history_{name}.svg)" for name in drawn]
