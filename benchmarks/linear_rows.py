@@ -13,8 +13,9 @@ from sklearn.linear_model import LogisticRegression
 
 from fedscape import Federation
 from fedscape.studies import tournament
-from fedscape.studies.budget import BUDGETS
+from fedscape.studies.budget import BUDGETS, ROWS_EACH
 from fedscape.studies.prepare import prepare
+from fedscape.studies.staged import clients_of_stage, fewer_rows
 from table import arguments, half_width, report
 from trees_peers import DATA, census, flights, hearts, retail
 
@@ -53,10 +54,10 @@ def plain(clients: tournament.Clients, seed: int, n_rounds: int) -> Any:
 
 def compared(name: str, n: int, seed: int, repeats: int) -> dict[str, float]:
     """Mean accuracies over the folds of one draw of clients."""
-    budget, found = BUDGETS["30s"], {}
+    limits, found = BUDGETS["30s"].stages[-1], {}
     rows = tournament.directions(prepare(table(name, n, seed), column="y", seed=seed).rows, table=True)
-    who = tournament.some_clients(rows, [], seed=seed, most=budget.clients)
-    true = tournament.fewer_rows(rows.take(who), [], seed=seed, most=budget.rows)
+    who = clients_of_stage(rows, limits, each=ROWS_EACH, seed=seed)
+    true = fewer_rows(rows.take(who), most=limits.rows, seed=seed)
     for repeat in range(repeats):
         clients = tournament.held_out(true, repeat=repeat, seed=seed)
         train, test = clients.train, clients.test
@@ -64,11 +65,11 @@ def compared(name: str, n: int, seed: int, repeats: int) -> dict[str, float]:
         scores = {"pooled logistic regression": accuracy(pooled.predict(test["u"]), test)}
         for method in ("fedavg", "glm"):
             lr, start = tournament.tuned(
-                method, clients, seed=seed, n_rounds=tournament.tuning_rounds(method, clients, budget.rounds)
+                method, clients, seed=seed, n_rounds=tournament.tuning_rounds(method, clients, limits.rounds)
             )
-            model = tournament.trained(method, train, lr=lr, seed=start, n_rounds=budget.rounds)
+            model = tournament.trained(method, train, lr=lr, seed=start, n_rounds=limits.rounds)
             scores["FedAvg" if method == "fedavg" else "GLM"] = accuracy(model.predict(test), test)
-        scores["FedAvg, small batches, no momentum"] = accuracy(plain(clients, seed, budget.rounds).predict(test), test)
+        scores["FedAvg, small batches, no momentum"] = accuracy(plain(clients, seed, limits.rounds).predict(test), test)
         for key, value in scores.items():
             found.setdefault(key, []).append(value)
     return {key: float(np.mean(values)) for key, values in found.items()}

@@ -92,7 +92,7 @@ def calibration(args) -> list[dict]:
                 (f"a twin of {n}, taken as exact, and {n} others", simulated, None),
                 (f"a twin of {n}, fitted_to={n}, and {n} others", simulated, n),
             ):
-                found = fs.twin.fidelity(b, other, fitted_to=fitted_to, draws=199, seed=r)
+                found = fs.twin.fidelity(b, other, fitted_to=fitted_to, draws=99, seed=r)
                 p.setdefault(what, []).append([getattr(found, aspect).p for aspect in ASPECTS] + [found.p])
         for what, values in p.items():
             rejected = (np.array(values) <= 0.05).mean(axis=0)
