@@ -179,8 +179,8 @@ class Plan:
         pieces = list(self.source.pieces)
         if self.source.n_rows < 0 or self.source.once:
             source, ids = _peeked(source, self.whose, [self.whose, *self.columns], self.memory, self._rows(self.memory))
-            known = self.source.n_rows >= 0
-            parts = how_many(self.source.n_rows, self.row_bytes, self.share) if known else STREAM_PARTS
+            counted = self.source.n_rows >= 0
+            parts = how_many(self.source.n_rows, self.row_bytes, self.share) if counted else STREAM_PARTS
             splitters = splitters_of(ids, parts)
         else:
             splitters = self._splitters(source, pieces)

@@ -364,7 +364,7 @@ def most_of(kind: Any) -> int:
 
 
 def thinned(ids: Any, step: int) -> Array:
-    """Every so many of the ids of a batch, as an array of its own."""
+    """Every `step`-th id of a batch, as an array of its own."""
     some = ids[::step]
     return some.copy() if isinstance(some, np.ndarray) else text_array(some)
 

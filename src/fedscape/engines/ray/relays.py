@@ -52,7 +52,7 @@ class Relay:
         for outcome in outcomes:
             if isinstance(outcome, FedscapeError):
                 return outcome, []
-        kept = [place for places in ray.get([kept for _, kept in calls]) for place in places]
+        kept = [ref for refs in ray.get([kept for _, kept in calls]) for ref in refs]
         return joined_outcomes([part for _, _, part, _ in parts], outcomes), kept
 
     def _worker(self, shard: int) -> Any:
