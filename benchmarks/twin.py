@@ -108,7 +108,7 @@ def private(args) -> list[dict]:
     begin, end = float(log["start"].min()), float(log["end"].max())
     test = law.sample(300 if args.quick else 2000, Key(99)).sessions(begin, end)
     rows = []
-    for n in (361,) if args.quick else (361, 20_000):
+    for n in (361,) if args.quick else (361, 5_000):
         train = law.sample(n, Key(args.seed + 1)).sessions(begin, end)
         for epsilon in (None, 1.0, 8.0):
             how = {"n_init": 1, "rounds": 60}
