@@ -333,6 +333,7 @@ def speed(args) -> list[dict]:
 PARTS = {
     "halves": halves,
     "calibration": calibration,
+    "private": private,
     "retail": retail,
     "protocols": protocols,
     "bias": bias,
