@@ -118,7 +118,7 @@ def private(args) -> list[dict]:
             twin = fs.twin.fit(train, n_kinds=1, tick=tick, **how)
             drawn = twin.sample(len(test), Key(5)).sessions(begin, end)
             found = fs.twin.fidelity(test, drawn, draws=99, seed=args.seed)
-            row = {"devices": n, "epsilon": "no noise" if epsilon is None else epsilon}
+            row = {"fitted to": n, "epsilon": "no noise" if epsilon is None else epsilon}
             row["held-out log-likelihood"] = round(twin.score(test), 2)
             measures = {aspect: getattr(found, aspect) for aspect in ASPECTS}
             rows.append({**row, **{a: f"{m.value:.3f} (alike {m.alike:.3f})" for a, m in measures.items()}})
