@@ -108,7 +108,7 @@ def private(args) -> list[dict]:
     begin, end = float(log["start"].min()), float(log["end"].max())
     test = law.sample(300 if args.quick else 2000, Key(99)).sessions(begin, end)
     rows = []
-    for n in (361,) if args.quick else (361, 20_000):
+    for n in (361,) if args.quick else (361, 5_000):
         train = law.sample(n, Key(args.seed + 1)).sessions(begin, end)
         for epsilon in (None, 1.0, 8.0):
             how = {"n_init": 1, "rounds": 60}
@@ -118,7 +118,7 @@ def private(args) -> list[dict]:
             twin = fs.twin.fit(train, n_kinds=1, tick=tick, **how)
             drawn = twin.sample(len(test), Key(5)).sessions(begin, end)
             found = fs.twin.fidelity(test, drawn, draws=99, seed=args.seed)
-            row = {"devices": n, "epsilon": "no noise" if epsilon is None else epsilon}
+            row = {"fitted to": n, "epsilon": "no noise" if epsilon is None else epsilon}
             row["held-out log-likelihood"] = round(twin.score(test), 2)
             measures = {aspect: getattr(found, aspect) for aspect in ASPECTS}
             rows.append({**row, **{a: f"{m.value:.3f} (alike {m.alike:.3f})" for a, m in measures.items()}})
@@ -333,6 +333,7 @@ def speed(args) -> list[dict]:
 PARTS = {
     "halves": halves,
     "calibration": calibration,
+    "private": private,
     "retail": retail,
     "protocols": protocols,
     "bias": bias,
