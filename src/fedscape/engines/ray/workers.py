@@ -100,9 +100,8 @@ class Crew:
     def stop(self) -> None:
         """End all workers."""
         self._drop_relays()
-        for actor in self._actors:
-            self.cluster.ray.kill(actor)
-        self._actors = []
+        while self._actors:
+            self.cluster.ray.kill(self._actors.pop())
 
     def reshape(self, edges: Sequence[tuple[int, int]], names: Sequence[str]) -> None:
         """Start anew with other shards, whose clients keep nothing yet."""
@@ -261,12 +260,11 @@ class Crew:
             if self._by_relays(lambda relays: relays.keep(kinds, news)) is None:
                 self._all("keep", lambda shard: news[shard], shards)
             self._kept = {}
-            self._shorten([s for s, (begin, end) in enumerate(self.edges) if self._logged[s] > 2 * (end - begin)])
+            if long := [s for s, (begin, end) in enumerate(self.edges) if self._logged[s] > 2 * (end - begin)]:
+                self._shorten(long)
 
     def _shorten(self, shards: Sequence[int]) -> None:
         """Compact the logs of these shards into snapshots: they are longer than those."""
-        if not shards:
-            return
         copies = self._by_relays(lambda relays: [(each, self._copied(ref)) for each, ref in relays.kept(shards)])
         if copies is not None:
             for shard, copied in ((shard, copied) for group, copied in copies for shard in group):
