@@ -100,9 +100,8 @@ class Crew:
     def stop(self) -> None:
         """End all workers."""
         self._drop_relays()
-        for actor in self._actors:
-            self.cluster.ray.kill(actor)
-        self._actors = []
+        while self._actors:
+            self.cluster.ray.kill(self._actors.pop())
 
     def reshape(self, edges: Sequence[tuple[int, int]], names: Sequence[str]) -> None:
         """Start anew with other shards, whose clients keep nothing yet."""
@@ -261,24 +260,25 @@ class Crew:
             if self._by_relays(lambda relays: relays.keep(kinds, news)) is None:
                 self._all("keep", lambda shard: news[shard], shards)
             self._kept = {}
-            self._shorten([s for s, (begin, end) in enumerate(self.edges) if self._logged[s] > 2 * (end - begin)])
+            if long := [s for s, (begin, end) in enumerate(self.edges) if self._logged[s] > 2 * (end - begin)]:
+                self._shorten(long)
 
     def _shorten(self, shards: Sequence[int]) -> None:
         """Compact the logs of these shards into snapshots: they are longer than those."""
-        snapshots = self._by_relays(lambda relays: relays.kept(shards)) if shards else None
-        if snapshots is not None:
-            for group, copied in ((group, self._copied(ref)) for group, ref in snapshots):
-                for shard in group:  # of a group's snapshot a shard takes its own part
-                    self._log[shard], self._logged[shard] = [("keep", (self._told[shard], copied))], 0
+        copies = self._by_relays(lambda relays: [(each, self._copied(ref)) for each, ref in relays.kept(shards)])
+        if copies is not None:
+            for shard, copied in ((shard, copied) for group, copied in copies for shard in group):
+                self._log[shard], self._logged[shard] = [("keep", (self._told[shard], copied))], 0  # it takes its part
             return
         calls = [(shard, *self._actors[shard].kept.options(num_returns=2).remote()) for shard in shards]
         for shard, finished, kept in calls:
             try:
                 self._value(shard, finished)
-            except self.cluster.ray.exceptions.RayActorError as error:
+                copied = self._copied(kept)
+            except (self.cluster.ray.exceptions.RayError, _Lost) as error:  # the log stays, and is long
                 self._revive(error)
             else:
-                self._log[shard], self._logged[shard] = [("restore", (self._copied(kept),))], 0
+                self._log[shard], self._logged[shard] = [("restore", (copied,))], 0
 
     def kept(self) -> list[Mapping[str, Ragged]]:
         """The kept arrays of each shard's clients."""
