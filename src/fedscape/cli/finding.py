@@ -61,7 +61,7 @@ def found_by(
         raise DataError("--find has nothing to find: all names and ranges that this run needs are declared")
     kept = None if folder is None else folder / FILE
     if request.resume and kept is not None and kept.exists():
-        return Discovery.from_json(json.loads(kept.read_text()))
+        return Discovery.from_json(json.loads(kept.read_text(encoding="utf-8")))
     table = fed
     for name in sought.numbers:
         table = table.with_column(name, numbers_in(fed, name).reshape(fed[name].shape))
