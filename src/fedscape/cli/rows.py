@@ -116,16 +116,12 @@ def check_declared_rows(fed: Federation, reading: Reading, target: str, *, class
         )
 
 
-def inferred_kinds(fed: Federation, reading: Reading, features: str | None, numeric: str | None) -> list[str]:
-    """A remark for a private run whose features, or their kinds, are those that rows suggest."""
-    named, numbers = (list(listed(text)) for text in (features, numeric))
-    kinds = [name for name in named if name in fed and fed[name].ndim == 1 and name not in numbers]
-    if named == list(reading.features) and all(fed.is_declared(name) for name in kinds):
+def inferred_kinds(fed: Federation, reading: Reading, numeric: str | None) -> list[str]:
+    """A remark for a private run whose features are numbers because rows suggest it."""
+    single = [name for name in reading.features if fed[name].ndim == 1 and name not in listed(numeric)]
+    if all(fed.is_declared(name) for name in single):
         return []
-    return [
-        "which columns are features, and which of them are numbers, follows from all rows, which --epsilon does not "
-        "cover: --features and --numeric declare it"
-    ]
+    return ["which features are numbers follows from all rows, which --epsilon does not cover: --numeric declares it"]
 
 
 def _matched(fed: Federation, features: str, target: str) -> tuple[str, ...]:

@@ -123,7 +123,7 @@ def run(request: Request) -> None:
     if private and request.features is None:
         check_named_features(fed, reading, request.target)
     fed, left_out = named_rows(fed, request.target, request.names)
-    lines += inferred_kinds(fed, reading, request.features, request.numeric) if private else []
+    lines += inferred_kinds(fed, reading, request.numeric) if private else []
     tabular = METHODS[method].family == "tabular"
     discovery, folder, ledger = None, None, None
     if request.find is not None:  # what it finds is needed from here on, and what it spends is kept whatever follows

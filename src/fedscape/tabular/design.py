@@ -99,7 +99,8 @@ class Columns(NamedTuple):
         names = (*self.features, self.target, *extra)
         masks = [valid_numbers(clients[name]) for name in names]
         with np.errstate(invalid="ignore"):
-            masks += [np.abs(clients[name]) < FAR for name in names if not self._bounded(name)]
+            far = [np.abs(clients[name]) >= FAR for name in names if not self._bounded(name)]
+            masks += [np.asarray(~mask.any(axis=tuple(range(1, mask.ndim)))) for mask in far]
             masks.append(family.valid(np.asarray(clients[self.target], dtype=float)))
             if self.weights is not None:
                 masks.append(np.asarray(clients[self.weights] >= 0))
