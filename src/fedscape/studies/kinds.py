@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import secrets
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, cast
@@ -226,6 +227,8 @@ def census(
     ends = (0.0, _LONGEST)
     far = Quantiles([_CLIPPED], column="length", ranges=ends, resolution=_NEAR, cells=4)
     part = calibrate(_CLIP_SHARE * epsilon, _CLIP_SHARE * delta, rounds=far.n_rounds(), sampler=All())
+    multiplier = calibrate((1 - _CLIP_SHARE) * epsilon, (1 - _CLIP_SHARE) * delta, rounds=1, sampler=All())
+    _check_budget(ledger, {part: far.n_rounds(), multiplier: 1}, len(counts))
     far.fit(
         engine_for(clients.select(["length"])),
         privacy=Gaussian(clip=1.0, multiplier=part),
@@ -233,7 +236,6 @@ def census(
         progress=False,
     )
     clip = float(2 ** far.quantiles_[0]) if far.rank_error_ < 0.5 else _GUESS
-    multiplier = calibrate((1 - _CLIP_SHARE) * epsilon, (1 - _CLIP_SHARE) * delta, rounds=1, sampler=All())
     privacy = Gaussian(clip=clip, multiplier=multiplier)
     engine = engine_for(clients.select(["y"]))
     histogram = Histogram(counts.shape[1], column="y").fit(engine, privacy=privacy, ledger=ledger, progress=False)
@@ -245,6 +247,16 @@ def census(
     error = float(np.abs(exact - histogram.shares_).sum() / 2)
     about = {"shares": histogram.shares_, "error": error, "clip": clip, "multiplier": multiplier, "spent": spent}
     return cast("dict[str, Any]", plain(about))
+
+
+def _check_budget(ledger: Ledger, releases: dict[float, int], n_clients: int) -> None:
+    """Refuse, before anything is released, what does not fit into the ledger: numbers of releases by multiplier."""
+    run = f"census {secrets.token_hex(8)}"
+    entries = {f"noise {m:g}": Gaussian(clip=1.0, multiplier=m).entries(All(), n_clients)["sum"] for m in releases}
+    try:
+        ledger.reserve(run, entries, dict(zip(entries, releases.values(), strict=True)))
+    finally:
+        ledger.hand_back(run)
 
 
 def _doublings(counts: Array) -> Array:
