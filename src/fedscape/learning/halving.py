@@ -97,7 +97,7 @@ def sweep(
     sampler, server, weighting, initial, seed
         As for FedAvg and `rounds`; the seed draws the cohorts, which all settings share.
     checkpoint
-        Files that begin with this are written, one per rung; a sweep that finds them goes on to the same result.
+        Prefix of the files written, one per rung. A sweep that finds them continues, with the same result.
     progress
         Whether a bar is shown; None shows one on a terminal.
 

@@ -206,7 +206,7 @@ class _CNN(nn.Module):  # type: ignore[misc]
             nn.init.zeros_(layer.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        over = not torch.is_grad_enabled()  # where nobody goes back, numbers are written over
+        over = not torch.is_grad_enabled()  # without a backward pass the input is overwritten
         x = self.conv2(functional.relu(self.conv1(self.image(x)), inplace=over))
         x = self.drop1(self.pool(x)).flatten(1)  # maxima before the rectifier: the same, on a quarter of the numbers
         return self.out(self.drop2(functional.relu(self.hidden(x))))

@@ -1,7 +1,7 @@
 """An empirical lower bound on epsilon, beside the ledger's claim.
 
-Repeated releases with a canary in or out by a keyed coin, or one run with many canaries, go through the real path:
-engine, clip, noise and ledger of `rounds`. An attack on them bounds epsilon from below.
+Repeated releases with a canary put in at random, or one run with many canaries, go through the real path: engine,
+clip, noise and ledger of `rounds`. An attack on them bounds epsilon from below.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ def study(
         Put ids and a row per client into the result. By default a result may be shared: clients are numbered by their
         position on the map.
     events, tick
-        Who was there when: a log of `fs.twin.sessions` or its kin, and the seconds to which its times are known. Its
+        Who was there when: a log, such as one of `fs.twin.sessions`, and the seconds to which its times are known. Its
         clients are found by their ids. By default dates with a time of day, if rows have them, are check-ins.
     against
         A reference, an earlier study or a population, that every figure of the report shows beside this one.

@@ -21,7 +21,7 @@ LENGTHS = (1 / 12, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 10.0, 12.0, 18.
 HALF_HOURS = (0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 12.0, 16.0, 24.0)
 #: A step of the lengths shorter than this, in hours, is a moment: sessions end in it by a probability, not by a rate.
 MOMENT = 2 / 3600
-_COMMON = 0.2  # of the sessions: a length that so many have, to the second, is one of its own
+_COMMON = 0.2  # share of sessions with one length, to the second, from which that length gets a probability
 
 
 def lengths_of(log: Federation, *, tick: float = 0.0) -> tuple[float, ...]:
