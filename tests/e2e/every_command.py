@@ -69,7 +69,7 @@ COMMANDS: dict[str, Callable[[Path, Path], tuple[object, ...]]] = {
     "adapt": lambda table, at: ("adapt", _model(at), table, *_WHOSE),
     "novelty": lambda table, at: ("novelty", _model(at), at / "sound.parquet", table, *_WHOSE),
     "data group": lambda table, at: ("data", "group", table, at / "out", *_WHOSE),
-    "data card": lambda table, at: ("data", "card", table, at / "card.md", *_WHOSE),
+    "data card": lambda table, at: ("data", "card", table, at / "card.md", "--force", *_WHOSE),
     "data convert": lambda table, at: ("data", "convert", table, at / "out", *_WHOSE),
 }
 

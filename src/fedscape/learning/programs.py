@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
@@ -39,7 +40,7 @@ def keep_programs(device: str) -> Path | None:
     """
     folder = folder_for(device)
     before = os.environ.get(VARIABLE)
-    if before is not None and Path(before).parent != folder.parent:
+    if before is not None and Path(before).parent != folder.parent and not _is_of_torch(Path(before)):
         return None
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -49,6 +50,11 @@ def keep_programs(device: str) -> Path | None:
         return None
     os.environ[VARIABLE] = str(folder)
     return folder
+
+
+def _is_of_torch(folder: Path) -> bool:
+    """Whether torch itself chose the folder, as it does when parts of it are imported: nobody asked for that one."""
+    return folder.name.startswith("torchinductor_") and folder.parent == Path(tempfile.gettempdir())
 
 
 def kept_programs() -> dict[str, int]:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,16 @@ def test_where_the_user_says_where_torch_keeps_programs_it_stays_there(base, mon
     assert keep_programs("AVX2") is None
     assert os.environ[VARIABLE] == str(tmp_path / "mine")
     assert not base.exists()
+
+
+def test_the_folder_that_torch_sets_when_it_is_imported_is_no_choice_of_the_user(base):
+    call = "import os, torch._dynamo.utils; print(os.environ.get('TORCHINDUCTOR_CACHE_DIR'))"
+    command, env = [sys.executable, "-W", "ignore", "-c", call], {**os.environ, "TMPDIR": tempfile.gettempdir()}
+    os.environ[VARIABLE] = subprocess.run(
+        command, env=env, stdout=subprocess.PIPE, text=True, check=True
+    ).stdout.strip()
+    assert keep_programs("AVX2") == folder_for("AVX2")
+    assert os.environ[VARIABLE] == str(folder_for("AVX2"))
 
 
 @pytest.mark.parametrize("which", ["folder", "parent"])

@@ -22,7 +22,7 @@ from fedscape.trained.model import load, trained
 ARGUMENTS = {"n_features": 6, "hidden": 8, "n_classes": 3}
 #: They train all of the last layer, or a normalisation.
 NEED_MORE = ("fedbn", "feddbe", "pfedfda")
-NETWORKS = [n for n, m in METHODS.items() if m.family in ("global", "personal") and n not in NEED_MORE]
+NETWORKS = [n for n, m in METHODS.items() if m.family in ("global", "personal") and m.command and n not in NEED_MORE]
 
 
 @pytest.fixture(scope="module")
