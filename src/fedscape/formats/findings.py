@@ -31,8 +31,8 @@ _FAR = 100  # outlier: this many times the 98% range away from the median
 _FILL = "a study takes the mean instead; train takes --fill"
 _NO_CLASS = "such a row is in no class of it; train --method glm leaves it out, or takes --fill"
 _ORDER = (
-    "leak", "text in numbers", "written", "spelling", "infinite", "outlier", "no label", "empty", "id", "weight", "code",
-    "text", "date", "of client", "constant", "duplicate", "missing", "clients", "dialect", "sample",
+    "leak", "text in numbers", "written", "spelling", "infinite", "outlier", "no label", "empty", "id", "weight",
+    "code", "text", "date", "of client", "constant", "duplicate", "missing", "clients", "dialect", "sample",
 )  # fmt: skip
 
 

@@ -156,7 +156,9 @@ def _called(learn: dict[str, Any], method: str) -> str:
 
 def _method(learn: dict[str, Any], best: Item | None) -> Item:
     question, over = "Which method?", learn["over"]
-    lead = f"{_called(learn, learn['best'])}, the most accurate, leads {points(over)}"
+    lead = (
+        f"{_called(learn, learn['best'])}, the most accurate, {'leads' if over['value'] >= 0 else 'has'} {points(over)}"
+    )
     held = stability_text(learn)
     if best is None:
         text = (

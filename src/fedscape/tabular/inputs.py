@@ -124,8 +124,8 @@ class TableInputs:
             values, texts = table[name], table.names.get(name)
             if not categories or values.ndim != 1:
                 continue
-            there = values >= 0 if texts is not None else values == values
-            unseen = np.flatnonzero(there & (as_codes(values, categories, texts) < 0))
+            present = values >= 0 if texts is not None else values == values
+            unseen = np.flatnonzero(present & (as_codes(values, categories, texts) < 0))
             if len(unseen):
                 first = values[unseen[0]] if texts is None else texts[int(values[unseen[0]])]
                 what = "1 row has" if len(unseen) == 1 else f"{len(unseen):,} rows have"
@@ -190,8 +190,8 @@ def fills(
     for name, categories in columns.items() if indicators else ():
         if categories:
             codes = _numbers(table, name, categories)
-            known = codes[~np.isnan(codes)].astype(int)
-            filled[name] = float(np.bincount(known, minlength=len(categories)).argmax())
+            counts = np.bincount(codes[~np.isnan(codes)].astype(int), minlength=len(categories))
+            filled[name] = float(counts.argmax())
     if not isinstance(fill, str):
         return filled | dict.fromkeys(numbers, float(fill))
     for name in numbers:
