@@ -263,6 +263,13 @@ def test_a_class_that_is_written_in_two_ways_is_found_and_letters_are_not(tmp_pa
     assert "'smokes' has 2 classes that differ from another in case or spaces only" in str(found)
 
 
+def test_a_code_that_is_left_out_as_one_of_its_client_is_not_said_to_be_used():
+    census = fs.datasets.load("acs-mini")
+    findings = read_columns(census, target="MAR").findings
+    assert [each.kind for each in findings if each.column == "ST"] == ["of client"]
+    assert [each.kind for each in findings if each.column == "OCCP"] == ["code"]
+
+
 def test_dialects_are_found_and_said(tmp_path):
     text = "who;länge;label\n" + "".join(f"c{i % 3};{i},5;{'jö' if i % 2 else 'nä'}\n" for i in range(60))
     (tmp_path / "t.csv").write_bytes(text.encode("latin-1"))
