@@ -7,7 +7,7 @@ import json
 
 import numpy as np
 import pytest
-from shell import ok, refused
+from shell import fedscape, ok, refused
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +51,36 @@ def test_a_glm_shows_its_coefficients(visits, tmp_path):
     again = run("predict", tmp_path / "run", visits)
     assert again["rows_without_prediction"] == 15
     assert again["r2"] > 0.999
+
+
+def test_a_glm_does_not_take_a_gap_for_the_first_category(visits, tmp_path):
+    """Costs follow age and ward without noise, so the rows that have both give the exact coefficients."""
+    rows = [line.split(",") for line in visits.read_text().splitlines()]
+    path = tmp_path / "gaps.csv"
+    path.write_text(
+        "\n".join(",".join([*r[:2], "" if i % 5 == 1 else r[2], *r[3:]]) for i, r in enumerate(rows)) + "\n"
+    )
+    how = ("--column", "cost", "--features", "age,ward", "--method", "glm")
+    said = run("train", path, *how, "--out", tmp_path / "run")
+    found = {line["name"]: line["coefficient"] for line in said["coefficients"]}
+    assert found["ward=west"] == pytest.approx(50, abs=1e-2)
+    assert found["ward=north"] == pytest.approx(0, abs=1e-2)
+    assert run("predict", tmp_path / "run", path)["rows_without_prediction"] == 120
+    run("train", path, *how, "--fill", "mean", "--out", tmp_path / "filled")
+    assert run("predict", tmp_path / "filled", path)["rows_without_prediction"] == 0
+    new = tmp_path / "new.csv"
+    new.write_text("site,age,ward\ns1,30,south\ns1,31,west\n")
+    assert (
+        "1 row has a 'ward' that the model does not know, such as 'south': it counts as missing"
+        in fedscape("predict", tmp_path / "run", new, "--client", "site").stderr
+    )
+
+
+def test_a_glm_says_what_its_coefficients_mean(visits, tmp_path):
+    how = ("--client", "site", "--features", "age,ward", "--method", "glm", "--column")
+    said = ok("train", visits, *how, "sick", "--out", tmp_path / "sick")
+    assert "adds its coefficient to the log-odds of sick = yes against no; compared: ward with 'east'" in said
+    assert "adds its coefficient to the mean of cost;" in ok("train", visits, *how, "cost", "--out", tmp_path / "cost")
 
 
 BOTH = pytest.mark.parametrize("method", ["trees", "glm"])

@@ -115,6 +115,7 @@ def finish(about: dict[str, Any], folder: Path | None, quiet: bool) -> None:
         if "coefficients" in about:
             lines = [[line["name"], *(f"{v:.4g}" for v in list(line.values())[1:])] for line in about["coefficients"]]
             table("coefficients", ["", "coefficient", "error", "error by client", "p"], lines)
+            typer.echo(about["effect"])
         columns = ["of clients", *names]
         measures = [what for what in ("accuracy", "loss") if f"{what}_p5" in last]
         lines = [[what, *[f"{last[f'{what}_{name}']:.4f}" for name in names]] for what in measures]

@@ -64,6 +64,7 @@ class TableTask:
         about: dict[str, Any] = {"rows": self.learners.n_rows, "held_out": model.score(self.rest)}
         if hasattr(model.model, "standard_errors_"):
             about["coefficients"] = coefficients(model.model)
+            about["effect"] = effect(self.inputs, getattr(model.model, "family", "gaussian"))
         return about
 
 
@@ -89,7 +90,9 @@ def table_task(request: Request, fed: Federation, reading: Reading, discovery: D
     learners, rest = held_out(fed, test=request.test, seed=request.seed)
     fill = fill_of(request.fill)
     filled = (
-        medians(discovery, columns) if discovery is not None and fill == "median" else fills(learners, columns, fill)
+        medians(discovery, columns)
+        if discovery is not None and fill == "median"
+        else fills(learners, columns, fill, indicators=method == "glm" and not private)
     )
     gaps = fill == "drop" or (fill is None and method == "glm")
     inputs = TableInputs(
@@ -176,6 +179,16 @@ def coefficients(model: Any) -> list[dict[str, Any]]:
     ]
 
 
+def effect(inputs: TableInputs, family: str) -> str:
+    """What a coefficient adds to, and which category each indicator is compared with."""
+    what = {"gaussian": f"the mean of {inputs.target}"}.get(family, f"the log of the mean of {inputs.target}")
+    if len(inputs.classes) == 2:
+        no, yes = inputs.classes
+        what = f"the log-odds of {inputs.target} = {yes} against {no}"
+    firsts = [f"{name} with {classes[0]!r}" for name, classes in inputs.columns.items() if len(classes) > 1]
+    return f"each unit adds its coefficient to {what}" + (f"; compared: {', '.join(firsts)}" if firsts else "")
+
+
 def predict_table(
     model: Path, read: Callable[[str | None], Federation], probabilities: bool
 ) -> tuple[Federation, dict[str, Any], dict[str, Any]]:
@@ -210,4 +223,4 @@ def predict_table(
     if inputs.target in rows:
         judged = trained.score(rows)
         about |= {"labelled_rows": int(judged.pop("rows")), **judged}
-    return rows, columns, {**about, "remarks": []}
+    return rows, columns, {**about, "remarks": inputs.remarks(rows)}

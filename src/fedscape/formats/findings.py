@@ -29,9 +29,10 @@ _ROWS = 20_000  # rows sampled to detect leaks
 _LEAST_ROWS = 40
 _FAR = 100  # outlier: this many times the 98% range away from the median
 _FILL = "a study takes the mean instead; train takes --fill"
+_NO_CLASS = "such a row is in no class of it; train --method glm leaves it out, or takes --fill"
 _ORDER = (
-    "leak", "text in numbers", "written", "infinite", "outlier", "no label", "empty", "id", "weight", "code", "text",
-    "date", "of client", "constant", "duplicate", "missing", "clients", "dialect", "sample",
+    "leak", "text in numbers", "written", "spelling", "infinite", "outlier", "no label", "empty", "id", "weight",
+    "code", "text", "date", "of client", "constant", "duplicate", "missing", "clients", "dialect", "sample",
 )  # fmt: skip
 
 
@@ -42,8 +43,8 @@ class Finding:
     Parameters
     ----------
     kind
-        leak, text in numbers, written, infinite, outlier, no label, empty, id, weight, code, text, date, of client,
-        constant, duplicate, missing, clients, dialect or sample.
+        leak, text in numbers, written, spelling, infinite, outlier, no label, empty, id, weight, code, text, date, of
+        client, constant, duplicate, missing, clients, dialect or sample.
     column
         The column; "" for the table as a whole.
     line
@@ -129,6 +130,8 @@ def find(
         target_kind = next((kind for kind in columns if kind.name == target), None)
         if target_kind is not None:
             findings += _leaks(federation, columns, target_kind, overrules)
+    left_out = {each.column for each in findings if each.kind == "of client"}  # no line may say that it is used
+    findings = [each for each in findings if each.kind != "code" or each.column not in left_out]
     return sorted(findings, key=lambda finding: _ORDER.index(finding.kind))
 
 
@@ -148,6 +151,8 @@ def _of_column(fed: Federation, kind: ColumnKind, target: str | None, rules: Ove
         yield from _texts(name, values, names)
     elif names is None and values.dtype.kind == "f":
         yield from _extremes(name, values)
+    if kind.kind == "class" and names is not None:
+        yield from _spellings(name, values, names)
     left_out = "used" + kept if kept else "left out of the features"
     if name == target:
         if kind.missing:
@@ -180,9 +185,7 @@ def _of_column(fed: Federation, kind: ColumnKind, target: str | None, rules: Ove
         yield Finding("empty", name, f"{name!r} has no value in any row", "left out of the features")
     if kind.missing and kind.use:
         line = f"{name!r} has no value in {kind.missing:,} of {_rows(len(values))} ({kind.missing / len(values):.1%})"
-        yield Finding(
-            "missing", name, line, "no class of it is set" if kind.use == "indicators" else _FILL, count=kind.missing
-        )
+        yield Finding("missing", name, line, _NO_CLASS if kind.use == "indicators" else _FILL, count=kind.missing)
 
 
 def _texts(name: str, values: Array, names: Sequence[str]) -> Iterator[Finding]:
@@ -202,6 +205,23 @@ def _texts(name: str, values: Array, names: Sequence[str]) -> Iterator[Finding]:
         )
     if not wrong.all():
         yield from _extremes(name, np.append(numbers, np.nan)[values])
+
+
+def _spellings(name: str, values: Array, names: Sequence[str]) -> Iterator[Finding]:
+    """Classes that differ in case or in spaces only, letters apart: how many, and the first row of a rarer spelling."""
+    counts = np.bincount(values[values >= 0].astype(np.int64), minlength=len(names))
+    alike: dict[str, list[int]] = {}
+    for code in np.flatnonzero(counts).tolist():
+        alike.setdefault(" ".join(str(names[code]).casefold().split()), []).append(code)
+    words = [codes for text, codes in alike.items() if len(text) > 1]
+    rarer = [code for codes in words for code in sorted(codes, key=lambda c: -counts[c])[1:]]
+    if rarer:
+        concerned = np.isin(values, rarer)
+        row = int(np.argmax(concerned))
+        what = "1 class that differs" if len(rarer) == 1 else f"{len(rarer):,} classes that differ"
+        line = f"{name!r} has {what} from another in case or spaces only"
+        remedy = "taken as classes of their own; mend the cells"
+        yield Finding("spelling", name, line, remedy, row, str(names[int(values[row])]), int(concerned.sum()))
 
 
 def _extremes(name: str, numbers: Array) -> Iterator[Finding]:

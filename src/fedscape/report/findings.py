@@ -35,7 +35,7 @@ EVIDENCE = {
     "What does it cost?": "costs",
     "Could it have been planned on simulated clients?": "accuracy",
 }
-_SEVERE = ("leak", "text in numbers", "infinite", "outlier")
+_SEVERE = ("leak", "text in numbers", "spelling", "infinite", "outlier")
 _OPEN = ("not shown", "not known", "unknown", "not measurably", "with care")
 _MOST_SEVERE = 3
 

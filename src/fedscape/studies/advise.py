@@ -71,12 +71,12 @@ def not_sure(answer: str, body: str, section: dict[str, Any]) -> str:
 def points(about: dict[str, float], *, sign: bool = True) -> str:
     """Format a difference of accuracies in points, with its interval.
 
-    >>> points({"value": 0.031, "low": 0.012, "high": 0.05})
-    '+3.1 points [+1.2, +5.0]'
+    >>> points({"value": -0.0001, "low": -0.012, "high": 0.05})
+    '+0.0 points [-1.2, +5.0]'
     """
     mark = "+" if sign else ""
     ends = ["unknown" if about[end] is None else f"{100 * about[end]:{mark}.1f}" for end in _ENDS]
-    return f"{100 * about['value']:{mark}.1f} points [{ends[0]}, {ends[1]}]"
+    return f"{100 * about['value']:{mark}z.1f} points [{ends[0]}, {ends[1]}]"
 
 
 def percent(about: dict[str, float]) -> str:
@@ -125,8 +125,8 @@ def _of_two(about: dict[str, Any]) -> dict[str, Any]:
 
 def _heterogeneity(name: str, about: dict[str, Any]) -> str:
     if about["low"] is None or about["high"] is None:
-        return f"heterogeneity of {name} {about['value']:.3f}, from two clients: no interval"
-    return f"heterogeneity of {name} {about['value']:.3f} [{about['low']:.3f}, {about['high']:.3f}]"
+        return f"heterogeneity of {name} {about['value']:z.3f}, from two clients: no interval"
+    return f"heterogeneity of {name} {about['value']:z.3f} [{about['low']:.3f}, {about['high']:.3f}]"
 
 
 def _in_plain_words(labels: dict[str, Any]) -> str:
@@ -156,7 +156,9 @@ def _called(learn: dict[str, Any], method: str) -> str:
 
 def _method(learn: dict[str, Any], best: Item | None) -> Item:
     question, over = "Which method?", learn["over"]
-    lead = f"{_called(learn, learn['best'])}, the most accurate, leads {points(over)}"
+    lead = (
+        f"{_called(learn, learn['best'])}, the most accurate, {'leads' if over['value'] >= 0 else 'has'} {points(over)}"
+    )
     held = stability_text(learn)
     if best is None:
         text = (
@@ -300,7 +302,9 @@ def joining_item(learn: dict[str, Any], measure: str = "accuracy") -> Item | Non
     ]
     if by["not shown"]:
         of = f" of {len(about['rows'])}" if many else ""
-        parts.append(f"for {sites['not shown']}{of} neither is shown")
+        all_of = len(by["not shown"]) == len(about["rows"])
+        who = f"any of the {len(about['rows'])} sites" if all_of else f"{sites['not shown']}{of}"
+        parts.append(f"not shown for {who}")
     each = "; ".join(f"{r['site']} {points(r['gain'])}" for r in about["rows"])
     spread = about["spread"]
     text = (
@@ -371,7 +375,7 @@ def _cost(learn: dict[str, Any], best: Item) -> Item:
         text = f"{best['called']}: clients send no model; {down:,.1f} kB down for the first one."
         return answer_item("What does it cost?", "no model is sent", text, cost["seconds"])
     text = (
-        f"{rounds} rounds x {up:,.1f} kB up and {down:,.1f} kB down x {seconds['value']:.2g} s on a device "
+        f"{rounds} rounds, each {up:,.1f} kB up, {down:,.1f} kB down and {seconds['value']:.2g} s on a device "
         f"[{seconds['low']:.2g}, {seconds['high']:.2g} for the middle half of the clients; assumed: 1 GFLOP/s, "
         f"1 MB/s up, 4 MB/s down]. FedAvg is within a point of its final accuracy after {settled} rounds."
     )

@@ -28,7 +28,7 @@ class TableInputs:
         Whether features are one column of numbers, with an indicator for each category but the first (a GLM), instead
         of a column each (trees).
     fill
-        What stands for missing numbers, by column.
+        What stands for missing numbers, by column; the code of the category that stands for a missing one.
     drop
         Whether a row that still lacks a value is left out.
     ranges
@@ -79,7 +79,8 @@ class TableInputs:
         for name, categories in self.columns.items():
             values = self._values(table, name, categories)
             if categories and self.indicators:
-                parts += [np.where(np.isnan(values), 0.0, values == code) for code in range(1, len(categories))]
+                none = np.nan if self.drop else 0.0  # the first category has zeros too: a gap must not pass for it
+                parts += [np.where(np.isnan(values), none, values == code) for code in range(1, len(categories))]
             else:
                 parts.append(values)
         return np.column_stack(parts) if parts else np.zeros((table.n_rows, 0))
@@ -115,6 +116,23 @@ class TableInputs:
         if self.classes:
             return as_codes(table[self.target], self.classes, table.names.get(self.target)).astype(float)
         return _numbers(table, self.target, ())
+
+    def remarks(self, table: Federation) -> list[str]:
+        """Which columns hold a category that the model does not know, a line each."""
+        lines = []
+        for name, categories in self.columns.items():
+            values, texts = table[name], table.names.get(name)
+            if not categories or values.ndim != 1:
+                continue
+            present = values >= 0 if texts is not None else values == values
+            unseen = np.flatnonzero(present & (as_codes(values, categories, texts) < 0))
+            if len(unseen):
+                first = values[unseen[0]] if texts is None else texts[int(values[unseen[0]])]
+                what = "1 row has" if len(unseen) == 1 else f"{len(unseen):,} rows have"
+                lines.append(
+                    f"{what} a {name!r} that the model does not know, such as {str(first)!r}: it counts as missing"
+                )
+        return lines
 
     def _values(self, table: Federation, name: str, categories: Sequence[str]) -> Array:
         values = _numbers(table, name, categories)
@@ -154,18 +172,28 @@ class TableInputs:
         )
 
 
-def fills(table: Federation, columns: Mapping[str, tuple[str, ...]], fill: str | float | None) -> dict[str, float]:
+def fills(
+    table: Federation, columns: Mapping[str, tuple[str, ...]], fill: str | float | None, *, indicators: bool = False
+) -> dict[str, float]:
     """What stands for missing numbers of each column: the mean or median of these rows, or a number.
 
-    >>> fills(Federation({"a": [1.0, 3.0, np.nan]}, [0, 3]), {"a": ()}, "mean")
-    {'a': 2.0}
+    If columns become indicators, the commonest category stands for a missing one. Trees have a side for gaps.
+
+    >>> fed = Federation({"a": [1.0, 3.0, np.nan], "b": ["u", "v", "v"]}, [0, 3])
+    >>> fills(fed, {"a": (), "b": ("u", "v")}, "mean", indicators=True)
+    {'b': 1.0, 'a': 2.0}
     """
     numbers = [name for name, categories in columns.items() if not categories]
     if fill is None or fill == "drop":
         return {}
+    filled: dict[str, float] = {}
+    for name, categories in columns.items() if indicators else ():
+        if categories:
+            codes = _numbers(table, name, categories)
+            counts = np.bincount(codes[~np.isnan(codes)].astype(int), minlength=len(categories))
+            filled[name] = float(counts.argmax())
     if not isinstance(fill, str):
-        return dict.fromkeys(numbers, float(fill))
-    filled = {}
+        return filled | dict.fromkeys(numbers, float(fill))
     for name in numbers:
         values = _numbers(table, name, ())
         if np.isnan(values).all():

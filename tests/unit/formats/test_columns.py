@@ -253,6 +253,23 @@ def test_the_row_of_a_finding_is_that_of_the_file_however_clients_lie(tmp_path):
     assert (each.row, each.value) == (50, "broken")
 
 
+def test_a_class_that_is_written_in_two_ways_is_found_and_letters_are_not(tmp_path):
+    smokes = ["yes", "no", "Yes ", "NO", "yes", "no", "yes", "no"]
+    lines = ["who,smokes,letter,label"] + [f"{'cab'[i % 3]},{smokes[i % 8]},{'aAbB'[i % 4]},{i % 2}" for i in range(96)]
+    (tmp_path / "t.csv").write_text("\n".join(lines) + "\n")
+    _, reading = read_table(tmp_path / "t.csv", client="who", target="label")
+    (found,) = [each for each in reading.findings if each.kind == "spelling"]
+    assert (found.column, found.row, found.value, found.count) == ("smokes", 11, "Yes ", 24)
+    assert "'smokes' has 2 classes that differ from another in case or spaces only" in str(found)
+
+
+def test_a_code_that_is_left_out_as_one_of_its_client_is_not_said_to_be_used():
+    census = fs.datasets.load("acs-mini")
+    findings = read_columns(census, target="MAR").findings
+    assert [each.kind for each in findings if each.column == "ST"] == ["of client"]
+    assert [each.kind for each in findings if each.column == "OCCP"] == ["code"]
+
+
 def test_dialects_are_found_and_said(tmp_path):
     text = "who;länge;label\n" + "".join(f"c{i % 3};{i},5;{'jö' if i % 2 else 'nä'}\n" for i in range(60))
     (tmp_path / "t.csv").write_bytes(text.encode("latin-1"))

@@ -214,8 +214,8 @@ def test_an_answer_that_nobody_gains_is_not_called_shown(made):
         }
         return ranked({**made.result, "advise": [item]})[0].level
 
-    assert level("for site 1 and site 2 neither is shown") == "open"
-    assert level("site 1 gains; for site 2 neither is shown") == "shown"
+    assert level("not shown for any of the 2 sites") == "open"
+    assert level("site 1 gains; not shown for site 2") == "shown"
 
 
 # -- a reference -------------------------------------------------------------------------------------------------------
