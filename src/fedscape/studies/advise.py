@@ -5,18 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from fedscape.methods import METHODS
+from fedscape.studies.answers import ENDS, WORTH_IT, Item, answer_item, percent, points, verdict
 from fedscape.studies.choose import WORTH
 from fedscape.studies.intervals import FEW
 
 #: Assumed device, a plain phone: multiply-adds per second, bytes per second up and down.
 DEVICE = {"operations": 1e9, "up": 1e6, "down": 4e6}
 
-_ENDS = ("low", "high")
 _STEADY = 0.8  # share of redraws with the same advice, below which agreement with it says little
-#: The answer to whether something is worth it, by its verdict.
-WORTH_IT = {"yes": "worth it", "no": "not worth it", "little": "a little", "unclear": "not shown"}
-
-Item = dict[str, Any]
 
 
 def advise(result: dict[str, Any]) -> list[Item]:
@@ -40,57 +36,11 @@ def advise(result: dict[str, Any]) -> list[Item]:
     return [item for item in items if item is not None]
 
 
-def verdict(gain: dict[str, float] | None) -> str:
-    """Judge a gain: "yes" if it is shown and at least a point, "no" if shown to be below a point.
-
-    Else it is "little" if it is shown to be above 0, and "unclear" if not.
-
-    >>> verdict({"value": 0.05, "low": 0.02, "high": 0.08}), verdict({"value": 0.0, "low": -0.004, "high": 0.004})
-    ('yes', 'no')
-    >>> verdict({"value": 0.008, "low": 0.002, "high": 0.014}), verdict({"value": 0.03, "low": -0.01, "high": 0.07})
-    ('little', 'unclear')
-    """
-    if gain is None or gain["value"] is None:
-        return "no"
-    low, high = gain["low"], gain["high"]
-    shown = low is not None and low > 0
-    if shown and gain["value"] >= WORTH:
-        return "yes"
-    if high is not None and high < WORTH:
-        return "no"
-    return "little" if shown else "unclear"
-
-
 def not_sure(answer: str, body: str, section: dict[str, Any]) -> str:
     """The text about a gain that is neither worth it nor not."""
     if answer == "little":
         return f"A little: {body}. A gain is shown, that it is a point is not{settled_by(section)}."
     return f"Not shown: {body}{settled_by(section)}."
-
-
-def points(about: dict[str, float], *, sign: bool = True) -> str:
-    """Format a difference of accuracies in points, with its interval.
-
-    >>> points({"value": -0.0001, "low": -0.012, "high": 0.05})
-    '+0.0 points [-1.2, +5.0]'
-    """
-    mark = "+" if sign else ""
-    ends = ["unknown" if about[end] is None else f"{100 * about[end]:{mark}.1f}" for end in _ENDS]
-    return f"{100 * about['value']:{mark}z.1f} points [{ends[0]}, {ends[1]}]"
-
-
-def percent(about: dict[str, float]) -> str:
-    """Format an accuracy with its interval.
-
-    >>> percent({"value": 0.5, "low": 0.4, "high": None})
-    '50.0% [40.0%, unknown]'
-    """
-    ends = ["unknown" if about[end] is None else f"{100 * about[end]:.1f}%" for end in _ENDS]
-    return f"{100 * about['value']:.1f}% [{ends[0]}, {ends[1]}]"
-
-
-def answer_item(question: str, answer: str, text: str, about: dict[str, Any]) -> Item:
-    return {"question": question, "answer": answer, "text": text} | {k: about.get(k) for k in ("value", "low", "high")}
 
 
 def _differ(result: dict[str, Any]) -> Item:
@@ -117,9 +67,7 @@ def _differ(result: dict[str, Any]) -> Item:
 def _of_two(about: dict[str, Any]) -> dict[str, Any]:
     """Widen the interval (Bonferroni for two), so that both intervals hold with 95%."""
     wider = 2.2414 / 1.96  # normal quantiles at 1 - 0.025 / 2 and 1 - 0.025
-    ends = {
-        end: None if about[end] is None else about["value"] + wider * (about[end] - about["value"]) for end in _ENDS
-    }
+    ends = {end: None if about[end] is None else about["value"] + wider * (about[end] - about["value"]) for end in ENDS}
     return {"value": about["value"], **ends}
 
 

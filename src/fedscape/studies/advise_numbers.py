@@ -5,19 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from fedscape.studies.advise import (
-    WORTH_IT,
-    Item,
-    answer_item,
     instead_text,
     joining_item,
     listed_names,
     not_sure,
-    points,
     stability_text,
     tied_text,
     unsettled,
-    verdict,
 )
+from fedscape.studies.answers import WORTH_IT, Item, answer_item, points, verdict
 
 
 def advise_numbers(about: dict[str, Any]) -> list[Item | None]:

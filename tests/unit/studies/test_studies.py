@@ -17,7 +17,8 @@ from fedscape.formats.kinds import Overrules
 from fedscape.methods import METHODS
 from fedscape.studies import Study, compare, explain, study
 from fedscape.studies import tournament as learn
-from fedscape.studies.advise import advise, verdict
+from fedscape.studies.advise import advise
+from fedscape.studies.answers import verdict
 from fedscape.studies.compare import drift
 from fedscape.studies.explain import names
 from fedscape.studies.intervals import gini, gini_interval, mean_interval, plain
