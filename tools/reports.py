@@ -96,7 +96,7 @@ def picture(result: Mapping[str, Any]) -> None:
     right.set_yticks(range(len(rows)), [row["called"] for row in rows])
     right.set_ylim(-0.6, len(rows) - 0.2)
     right.xaxis.set_major_formatter("{x:.0%}")
-    right.set_xlabel("accuracy on held-out rows; 95% interval of each alone, the report's are simultaneous")
+    right.set_xlabel("accuracy on held-out rows\n95% interval of each alone; the report's are simultaneous")
     verdict = next(item["answer"] for item in result["advise"] if item["question"] == "Which method?")
     right.set_title(f"Which method? {verdict}", fontsize=13, loc="left")
     for axes in (left, right):
