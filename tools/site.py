@@ -83,9 +83,18 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
-    """Take the script for searching from disk from the site itself, not from another host."""
-    own = posixpath.relpath("offline.js", posixpath.dirname(page.file.dest_uri) or ".")
-    return output.replace("https://unpkg.com/iframe-worker/shim", own)
+    """Load the search from the site itself: the offline plugin would ask another host for it."""
+    return _from_here(output, page.file.dest_uri)
+
+
+def on_post_template(output: str, template_name: str, config: MkDocsConfig) -> str:
+    """The same for 404.html, which is no page."""
+    return _from_here(output, template_name)
+
+
+def _from_here(output: str, where: str) -> str:
+    own = posixpath.relpath("offline.js", posixpath.dirname(where) or ".")
+    return re.sub(r'https://[^"]+/iframe-worker/shim', own, output)
 
 
 def reference() -> str:
