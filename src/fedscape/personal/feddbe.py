@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from fedscape.core.blocks import on_host
 from fedscape.core.federation import Federation
 from fedscape.core.random import Key
 from fedscape.core.validate import check_number
@@ -23,7 +24,7 @@ from fedscape.personal.features import last_linear, with_embedding
 from fedscape.personal.fedem import small_example
 from fedscape.personal.fedper import FedPer
 from fedscape.personal.shared import weighted
-from fedscape.types import Array, Arrays, Kept
+from fedscape.types import Array, Arrays, Kept, Tensors
 
 
 def with_shift(model: Module) -> Module:
@@ -107,11 +108,11 @@ class FedDBE(FedPer):
     def total(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept] | None:  # type: ignore[override]
         return super().total(state, clients, key) if state["known"] > 0 else None
 
-    def _features(self, state: Arrays, clients: Federation, moves: Arrays) -> Array:
+    def _features(self, state: Arrays, clients: Federation, moves: Tensors) -> Array:
         """The sum over each client's rows of their features under the body that it has just trained."""
-        sums = np.zeros((len(clients), len(state["consensus"])))
+        sums, moved = np.zeros((len(clients), len(state["consensus"]))), on_host(moves)
         for i in np.flatnonzero(clients.sizes):
-            own = {f"model.{n}": p + moves[n][i] if n in moves else p for n, p in model_arrays(state).items()}
+            own = {f"model.{n}": p + moved[n][i] if n in moved else p for n, p in model_arrays(state).items()}
             sums[i] = with_embedding(clients.take([int(i)]), self.local, own)["z"].sum(axis=0)
         return sums
 
