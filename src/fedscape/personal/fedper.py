@@ -82,6 +82,11 @@ class FedPer(Computation):
         return [n for n in self.local.names if n.startswith(self.head or (f"{last}.",))]
 
     @property
+    def training(self) -> LocalSGD:
+        """How a client trains: `local`, or in a subclass with a loss of its own."""
+        return self.local
+
+    @property
     def block_clients(self) -> int:  # type: ignore[override]  # it depends on the model
         """Number of clients trained side by side."""
         return trainer_of(self.local).chunk
@@ -104,7 +109,7 @@ class FedPer(Computation):
     ) -> tuple[Tensors, Kept]:
         """Each client's move of the body, with weights their sum; and each client's own head."""
         begin, heads = self._begin(state, clients), self.head_names
-        moves = moved_alone(self.local, begin, clients, key, centre=self._centre(state), weights=weights, each=heads)
+        moves = moved_alone(self.training, begin, clients, key, centre=self._centre(state), weights=weights, each=heads)
         own = {n: begin[n] + moves.pop(n) for n in heads}
         check_own(own, clients, key)
         return moves, self._left(own)
@@ -116,10 +121,11 @@ class FedPer(Computation):
     def _begin(self, state: Arrays, clients: Federation) -> Tensors:
         """The broadcast body and each client's own head, [clients, ...]."""
         params = common_model(self.local, state)
-        return spread(params, clients) | self._own_heads(params, clients)
+        return spread(params, clients) | self._own_part(state, clients)
 
-    def _own_heads(self, params: Tensors, clients: Federation) -> Tensors:
-        trainer = trainer_of(self.local)
+    def _own_part(self, state: Arrays, clients: Federation) -> Tensors:
+        """Each client's own head, [clients, ...]; that of the state for a client that keeps none."""
+        trainer, params = trainer_of(self.local), common_model(self.local, state)
         return {n: trainer.kept_rows(clients, f"model.{n}", params[n]) for n in self.head_names}
 
     def _left(self, heads: Tensors) -> Kept:
@@ -149,7 +155,7 @@ class FedPer(Computation):
         """Each client's head, trained on the broadcast body."""
         params = common_model(self.local, state)
         half = self._half({n: p for n, p in params.items() if n not in self.head_names})
-        return trained_alone(half, self._own_heads(params, clients), clients, key)
+        return trained_alone(half, self._own_part(state, clients), clients, key)
 
     def _body_moves(
         self, body: Tensors, heads: Tensors, clients: Federation, key: Key, *, weights: Array | None = None
@@ -177,7 +183,7 @@ class FedPer(Computation):
                     p.copy_(fixed[name])
                 p.requires_grad_(False)
         compiled = trainer_of(self.local).strategy == "compiled"
-        return replace(self.local, model=model, strategy="vmap" if compiled else self.local.strategy)
+        return replace(self.training, model=model, strategy="vmap" if compiled else self.local.strategy)
 
     def coded_columns(self) -> Sequence[str]:
         return (self.local.target,)
