@@ -16,7 +16,7 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from fedscape.errors import DataError, require
-from fedscape.formats.arrow import holds_strings
+from fedscape.formats.arrow import holds_strings, is_string
 from fedscape.formats.files import Name, one_line
 from fedscape.formats.grouping import Source
 from fedscape.formats.parquet import OPTIONS, Head, listed_names
@@ -24,6 +24,7 @@ from fedscape.formats.parquet import OPTIONS, Head, listed_names
 _GLOB = ("*", "?", "[")
 _BUFFER = 2**20  # bytes that are read of a column at a time
 _SCAN = ds.ParquetFragmentScanOptions(pre_buffer=False)
+_ENCODINGS = {"PLAIN", "RLE", "BIT_PACKED", "PLAIN_DICTIONARY", "RLE_DICTIONARY"}  # which pyarrow can keep as such
 _OWN_SCHEMA = "or scan a pyarrow dataset with a schema of your own"
 
 
@@ -168,13 +169,21 @@ class _RowGroup:
     def _streamed(self, columns: list[str], own: list[str], rows: int) -> Iterator[Any]:
         """Decode as many rows at a time as are asked for: a scanner takes the memory of a whole row group."""
         groups = [info.id for info in self.fragment.row_groups]
-        with self.fragment.open() as opened, pq.ParquetFile(opened, buffer_size=_BUFFER, **OPTIONS) as file:
+        options = {"buffer_size": _BUFFER, "read_dictionary": self._dictionaries(groups[0], own), **OPTIONS}
+        with self.fragment.open() as opened, pq.ParquetFile(opened, **options) as file:
             for batch in file.iter_batches(rows, row_groups=groups, columns=own, use_threads=False):
                 batch.validate(full=True)  # a damaged page can hold offsets out of bounds
                 arrays = {name: batch.column(name) for name in own}
                 for name, value in (self.keys or {}).items():
                     arrays[name] = pa.repeat(pa.scalar(value, self.schema.field(name).type), batch.num_rows)
                 yield pa.RecordBatch.from_pydict({name: arrays[name] for name in columns})
+
+    def _dictionaries(self, group: int, own: list[str]) -> list[str]:
+        """The texts that the file holds as dictionaries: decoded to such, each text is looked up once."""
+        about = self.fragment.metadata.row_group(group)
+        chunks = (about.column(j) for j in range(about.num_columns))
+        as_dictionaries = {chunk.path_in_schema for chunk in chunks if _ENCODINGS.issuperset(chunk.encodings)}
+        return [n for n in own if n in as_dictionaries and is_string(self.schema.field(n).type)]
 
     def _scanned(self, columns: list[str], rows: int) -> Iterator[Any]:
         scanner = self.fragment.scanner(
