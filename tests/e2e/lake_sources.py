@@ -95,7 +95,7 @@ def test_s3(s3, monkeypatch, tmp_path):
         2,
     )
     same(Federation.load(tmp_path / "grouped"), rows)
-    with pytest.raises(DataError, match="cannot be scanned as Parquet"):
+    with pytest.raises(DataError, match="there is no file or folder s3://nowhere"):
         Federation.scan(f"s3://nowhere/t{where}", client="who")
 
 

@@ -177,6 +177,7 @@ def _runs(
     """Yield the ids and columns of batches, joined until they take more than `least` bytes."""
     ids: list[Any] = []
     parts: list[dict[str, Array]] = []
+    shapes: dict[str, tuple[int, ...]] = {}
     held = 0
     for source in sources:
         done = 0
@@ -193,7 +194,7 @@ def _runs(
                         f"schema, but its rows hold {batch.column(client).type}: cast it"
                     )
                 ids.append(checked_clients(batch.column(client), client, source.what, done))
-                parts.append({name: to_numpy(batch.column(name), name, codes.get(name) or Codes()) for name in columns})
+                parts.append(_converted(batch, columns, codes, shapes, source.what))
             held += sum(values.nbytes for values in parts[-1].values()) + _ROW_BYTES * batch.num_rows
             held += 0 if isinstance(ids[-1], np.ndarray) else 2 * ids[-1].nbytes
             done += batch.num_rows
@@ -202,6 +203,20 @@ def _runs(
                 ids, parts, held = [], [], 0
     if ids:
         yield _joined(ids, parts, columns)
+
+
+def _converted(
+    batch: Any, columns: Sequence[str], codes: Mapping[str, Codes], shapes: dict[str, tuple[int, ...]], what: str
+) -> dict[str, Array]:
+    """The columns of a batch; errors say where it is from."""
+    try:
+        values = {name: to_numpy(batch.column(name), name, codes.get(name) or Codes()) for name in columns}
+        for name, column in values.items():
+            if shapes.setdefault(name, column.shape[1:]) != column.shape[1:]:
+                raise uneven(name, {shapes[name], column.shape[1:]})
+    except DataError as error:
+        raise DataError(f"{what}: {error}") from None
+    return values
 
 
 def batches_of(source: Source, columns: list[str], rows: int = BATCH) -> Iterator[Any]:
@@ -245,9 +260,6 @@ def _joined(ids: list[Any], parts: list[dict[str, Array]], columns: Sequence[str
     values = {}
     for name in columns:
         pieces = [part.pop(name) for part in parts]
-        shapes = {piece.shape[1:] for piece in pieces}
-        if len(shapes) > 1:
-            raise uneven(name, shapes)
         types = {piece.dtype for piece in pieces}
         if len(types) > 1 and all(each.kind in "biuf" for each in types):  # whole numbers, some of which are missing
             pieces = [to_float(piece, name) for piece in pieces]
@@ -338,9 +350,10 @@ def sample(source: Source, pieces: Sequence[Source], client: str) -> Any:
     most = most_of(source.schema.field(client).type)
     samples: list[Any] = []
     for piece in chosen:
-        wanted = max(1, most // len(chosen))
+        wanted, done = max(1, most // len(chosen)), 0
         for batch in batches_of(piece, [client]):
-            ids = checked_clients(batch.column(client), client, piece.what, 0)
+            ids = checked_clients(batch.column(client), client, piece.what, done)
+            done += len(ids)
             samples.append(thinned(ids, max(1, piece.n_rows // wanted if piece.n_rows > 0 else len(ids) // _UNKNOWN)))
     return np.concatenate(samples) if samples else np.empty(0, dtype=np.int64)
 
