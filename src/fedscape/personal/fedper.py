@@ -81,6 +81,11 @@ class FedPer(Computation):
         return [n for n in self.local.names if n.startswith(self.head or (f"{last}.",))]
 
     @property
+    def training(self) -> LocalSGD:
+        """How a client trains: `local`, or in a subclass with a loss of its own."""
+        return self.local
+
+    @property
     def block_clients(self) -> int:  # type: ignore[override]  # it depends on the model
         """Number of clients trained side by side."""
         return trainer_of(self.local).chunk
@@ -102,7 +107,7 @@ class FedPer(Computation):
     ) -> tuple[Arrays, Kept]:
         """Each client's move of the body, with weights their sum; and each client's own head."""
         begin, heads = self._begin(state, clients), self.head_names
-        moves = moved_alone(self.local, begin, clients, key, centre=self._centre(state), weights=weights, each=heads)
+        moves = moved_alone(self.training, begin, clients, key, centre=self._centre(state), weights=weights, each=heads)
         own = {n: begin[n] + moves.pop(n) for n in heads}
         check_own(own, clients, key)
         return moves, {f"model.{n}": v for n, v in own.items()}
@@ -115,7 +120,11 @@ class FedPer(Computation):
         """The broadcast body and each client's own head, [clients, ...]."""
         params = checked_models(self.local, state)
         body = {n: np.broadcast_to(p, (len(clients), *p.shape)) for n, p in params.items()}
-        return body | {n: kept_rows(clients, f"model.{n}", np.asarray(params[n])) for n in self.head_names}
+        return body | self._own_part(state, clients)
+
+    def _own_part(self, state: Arrays, clients: Federation) -> Arrays:
+        """Each client's own head, [clients, ...]; that of the state for a client that keeps none."""
+        return {n: kept_rows(clients, f"model.{n}", np.asarray(state[f"model.{n}"])) for n in self.head_names}
 
     def update(self, state: Arrays, total: Arrays, key: Key) -> Arrays:
         over = max(float(total["weight"]), 1e-9)
@@ -140,8 +149,7 @@ class FedPer(Computation):
         """Each client's head, trained on the broadcast body."""
         params = model_arrays(state)
         half = self._half({n: p for n, p in params.items() if n not in self.head_names})
-        heads = {n: kept_rows(clients, f"model.{n}", np.asarray(params[n])) for n in self.head_names}
-        return trained_alone(half, heads, clients, key)
+        return trained_alone(half, self._own_part(state, clients), clients, key)
 
     def _body_moves(
         self, body: Arrays, heads: Arrays, clients: Federation, key: Key, *, weights: Array | None = None
@@ -169,7 +177,7 @@ class FedPer(Computation):
                     p.copy_(torch.tensor(np.asarray(fixed[name])))
                 p.requires_grad_(False)
         compiled = trainer_of(self.local).strategy == "compiled"
-        return replace(self.local, model=model, strategy="vmap" if compiled else self.local.strategy)
+        return replace(self.training, model=model, strategy="vmap" if compiled else self.local.strategy)
 
     def coded_columns(self) -> Sequence[str]:
         return (self.local.target,)

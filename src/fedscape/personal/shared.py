@@ -189,6 +189,19 @@ def class_column(local: LocalSGD, clients: Federation) -> Array:
     return target
 
 
+def class_counts(local: LocalSGD, clients: Federation, n_classes: int) -> Array:
+    """Each client's rows of each class: [clients, classes]; refuse a class that the model does not know."""
+    y = class_column(local, clients).astype(np.int64)
+    if len(y) and not 0 <= y.min() <= y.max() < n_classes:
+        raise DataError(
+            f"column {local.target!r} must hold classes from 0 to {n_classes - 1}, it holds {y.min()} to {y.max()}: "
+            "drop such rows with where()"
+        )
+    counts = np.zeros((len(clients), n_classes))
+    np.add.at(counts, (np.repeat(np.arange(len(clients)), clients.sizes), y), 1.0)
+    return counts
+
+
 def log_probs_of(logs: Array, target: Array, *, otherwise: float = -np.inf) -> Array:
     """log p(y | x) of each row from those of all classes; `otherwise` for a class that the model does not know."""
     inside = (target >= 0) & (target < logs.shape[1])
