@@ -145,6 +145,7 @@ def test_rows_are_grouped_by_tasks_and_workers_check_their_shards(cluster, tmp_p
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    from fedscape.cli.data import data_group
     from fedscape.engines.ray.shuffle import scan
     from fedscape.formats.sharded import edges
 
@@ -157,6 +158,10 @@ def test_rows_are_grouped_by_tasks_and_workers_check_their_shards(cluster, tmp_p
     assert len(edges(tmp_path / "grouped")) > 3
     assert there.fingerprint() == here.fingerprint()
     assert there["y"].tobytes() == here["y"].tobytes()
+    with monkeypatch.context() as patch:
+        patch.chdir(tmp_path)  # tasks need not have this working folder
+        data_group("rows.parquet", Path("by-command"), "who", memory=16, engine="ray", workers=2)
+    assert Federation.load(tmp_path / "by-command").fingerprint() == here.fingerprint()
     with Ray(tmp_path / "grouped", workers=2) as engine:
         assert Histogram(4).fit(engine).counts_.tolist() == Histogram(4).fit(here).counts_.tolist()
         assert set(engine._bounds.tolist()) <= set(edges(tmp_path / "grouped"))
