@@ -96,6 +96,7 @@ class Request:
     client: str | None
     device: str
     strategy: str
+    group_size: int | None
     engine: str
     address: str | None
     workers: int | None
@@ -117,7 +118,7 @@ def run(request: Request) -> None:
     from fedscape.cli.tables import declared_ranges, is_number, table_task
 
     check_out(request.out, request.resume, request.force)
-    place = placing(request.engine, request.address, request.workers)
+    place = placing(request.engine, request.address, request.workers, device=request.device)
     method, private = request.name, request.epsilon is not None
     check_request(method, request)
     check_private(request.epsilon, request.delta, request.clip, request.standardise, request.fill, request.find)
@@ -268,7 +269,7 @@ def network_task(
     network, adapters = with_adapters(network, request.lora, request.lora_layers, request.seed)
     local = local_training(
         network, inputs, lr=request.lr, epochs=request.epochs, batch_size=request.batch_size, proximal=request.proximal,
-        device=request.device, strategy=request.strategy,
+        device=request.device, strategy=request.strategy, group_size=request.group_size,
     )  # fmt: skip
     sampler = sampler_of(_cohort(request), len(learners)) if chosen is None else chosen
     options = Options(

@@ -73,6 +73,7 @@ def strange():
         "fedala",
         "feddbe",
         "pfedfda",
+        "gpfl",
     ],
 )
 def test_the_networks_of_a_client_are_those_that_predict_for_it(tmp_path, method):
