@@ -8,7 +8,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,6 +21,10 @@ from fedscape.learning.layers import Module, keyed_layers, trainable_copy
 from fedscape.learning.local import LocalSGD
 from fedscape.learning.losses import cross_entropy
 from fedscape.types import Array, Tensor
+
+if TYPE_CHECKING:
+    from fedscape.core.kept import Pages
+    from fedscape.learning.pages import Pager
 
 
 class Held(NamedTuple):
@@ -201,6 +205,48 @@ class Device:
             pinned[name].copy_(values, non_blocking=True)  # several times as fast as to pageable memory
         torch.cuda.synchronize(self.local.device)
         return {name: values.numpy() for name, values in pinned.items()}
+
+    # -- what clients keep ---------------------------------------------------------------------------------------------
+
+    @property
+    def keeps(self) -> bool:
+        """Whether what clients keep may stay on the device between rounds."""
+        return self.local.on_gpu and self.local.keep_on_device > 0
+
+    @functools.cached_property
+    def pager(self) -> Pager:
+        """What leaves it there."""
+        from fedscape.learning.pages import Pager
+
+        return Pager(self, int(self.local.keep_on_device * self._free()))
+
+    def _free(self) -> int:
+        """Bytes of a GPU that nothing holds."""
+        device = self.local.device
+        if not self.local.on_gpu:
+            return 0
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0] + unused)
+
+    def left(self, tensors: Mapping[str, Tensor]) -> dict[str, Array | Pages]:
+        """Rows [clients, ...] as what clients keep: on the device as far as they may stay there, else on the host."""
+        return {**self.pager.left(tensors)} if self.keeps else {**self.fetched(tensors)}
+
+    def kept_rows(self, clients: Federation, name: str, otherwise: Tensor) -> Tensor:
+        """What each client keeps, one row each, on the device; `otherwise` for a client that keeps nothing.
+
+        The rows must not be written to.
+        """
+        kept, common = clients.kept.get(name), otherwise.expand(len(clients), *otherwise.shape)
+        if kept is None or not len(kept.flat):
+            return common
+        flat: Any = kept.flat
+        rows = self.sent(flat) if isinstance(flat, np.ndarray) else self.pager.tensor(flat)
+        if len(rows) == len(clients) and (kept.lengths > 0).all():
+            return rows
+        out = common.clone()
+        out[self.sent(np.flatnonzero(kept.lengths))] = rows
+        return out
 
     # -- the state between rounds --------------------------------------------------------------------------------------
 

@@ -19,11 +19,12 @@ from fedscape.errors import DataError
 from fedscape.learning.layers import Module
 from fedscape.learning.local import LocalSGD, check_local
 from fedscape.learning.losses import cross_entropy
+from fedscape.learning.trainer import trainer_of
 from fedscape.personal.features import last_linear, with_last
 from fedscape.personal.fedem import small_example
 from fedscape.personal.fedper import FedPer
 from fedscape.personal.shared import class_counts
-from fedscape.types import Array, Arrays, Kept, Tensor
+from fedscape.types import Array, Arrays, Kept, Tensor, Tensors
 
 
 class Valve(nn.Linear):  # type: ignore[misc]
@@ -180,16 +181,16 @@ class GPFL(FedPer):
     def training(self) -> LocalSGD:
         return self._guided
 
-    def _own_part(self, state: Arrays, clients: Federation) -> Arrays:
+    def _own_part(self, state: Arrays, clients: Federation) -> Tensors:
         """Each client's head, and its class shares (equation 6)."""
         counts = class_counts(self.local, clients, len(state[f"model.{self._shares}"]))
         own = super()._own_part(state, clients)
         shares = counts / np.maximum(clients.sizes, 1)[:, None]
-        return own | {self._shares: shares.astype(own[self._shares].dtype)}
+        return own | {self._shares: trainer_of(self.local).sent(shares).to(own[self._shares].dtype)}
 
     def _trained(
         self, state: Arrays, clients: Federation, key: Key, *, weights: Array | None = None
-    ) -> tuple[Arrays, Kept]:
+    ) -> tuple[Tensors, Kept]:
         moves, kept = super()._trained(state, clients, key, weights=weights)
         del moves[self._frozen]  # it did not move
         return moves, kept
