@@ -153,6 +153,9 @@ def main() -> None:
         mine = [row for row in rows if row["data"] == name]
         about = {"data": name, "seeds": len(mine)}
         line = {**about, **{what: mean_and_half([r[what] for r in mine]) for what in mine[0] if what not in KEYS}}
+        for which in ("paper's", "debiased"):
+            gains = [r[f"neighbour, {which}"] - r["cold global"] for r in mine]
+            line[f"neighbour, {which}, less cold global"] = mean_and_half(gains)
         report("_".join(["cold_start", *name.replace(",", " ").replace("-", " ").split()]), [line], note=NOTE)
 
 
