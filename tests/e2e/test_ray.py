@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import ray
-from ray_computations import Diary, digest, people
+from ray_computations import Diary, Training, digest, people, pupils
 
 from fedscape import (
     All,
@@ -294,6 +294,25 @@ def test_more_than_the_cluster_has_is_refused(cluster):
         Ray(people(), workers=9)
     with pytest.raises(EngineError, match=r"2 workers with 1.5 GPUs each do not fit the cluster, which has 2"):
         Ray(people(), workers=2, gpus_per_worker=1.5)
+
+
+def test_there_are_as_many_workers_as_gpus_where_each_takes_one(cluster):
+    with Ray(people(), gpus_per_worker=1) as engine:
+        assert engine.workers == 2  # of six cores
+
+
+def test_groups_of_a_network_train_in_two_processes_and_one_of_them_may_die(cluster, tmp_path):
+    """What several GPUs do, on the CPU: the bytes depend on `group_size` and not on who trains which group."""
+    ends = {}
+    with Ray(pupils(), workers=2) as engine:
+        for name, where, marker in (
+            ("here", pupils(), ""), ("there", engine, ""), ("killed", engine, str(tmp_path / "killed")),
+        ):  # fmt: skip
+            loop = rounds(Training(group_size=6, marker=marker), where, n_rounds=3, sampler=FixedSize(12))
+            ends[name] = [v.tobytes() for r in loop for v in r.state.values()]
+    assert (tmp_path / "killed").exists()
+    assert ends["there"] == ends["here"]
+    assert ends["killed"] == ends["here"]
 
 
 def test_each_worker_sees_the_gpus_that_are_its_own(cluster, tmp_path):

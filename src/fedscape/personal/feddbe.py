@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from fedscape.core.blocks import on_host
 from fedscape.core.federation import Federation
 from fedscape.core.random import Key
 from fedscape.core.validate import check_number
@@ -19,7 +20,7 @@ from fedscape.learning.trainer import trainer_of
 from fedscape.personal.features import last_linear, with_embedding, with_last
 from fedscape.personal.fedem import small_example
 from fedscape.personal.fedper import FedPer
-from fedscape.types import Array, Arrays, Kept
+from fedscape.types import Array, Arrays, Kept, Tensors
 
 
 def with_shift(model: Module) -> Module:
@@ -84,17 +85,17 @@ class FedDBE(FedPer):
         if state["known"] > 0:
             return super().step(state, clients, key)
         moves, _ = self._trained(state, clients, key)
-        kept = {f"model.{n}": v for n, v in self._own_part(state, clients).items()}
+        kept = self._left(self._own_part(state, clients))
         return {"features": self._features(state, clients, moves), "weight": clients.sizes}, kept
 
     def total(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept] | None:  # type: ignore[override]
         return super().total(state, clients, key) if state["known"] > 0 else None
 
-    def _features(self, state: Arrays, clients: Federation, moves: Arrays) -> Array:
+    def _features(self, state: Arrays, clients: Federation, moves: Tensors) -> Array:
         """The sum over each client's rows of their features under the body that it has just trained."""
-        sums = np.zeros((len(clients), len(state["consensus"])))
+        sums, moved = np.zeros((len(clients), len(state["consensus"]))), on_host(moves)
         for i in np.flatnonzero(clients.sizes):
-            own = {f"model.{n}": p + moves[n][i] if n in moves else p for n, p in model_arrays(state).items()}
+            own = {f"model.{n}": p + moved[n][i] if n in moved else p for n, p in model_arrays(state).items()}
             sums[i] = with_embedding(clients.take([int(i)]), self.local, own)["z"].sum(axis=0)
         return sums
 

@@ -13,13 +13,13 @@ from fedscape.core.federation import Federation
 from fedscape.core.random import Key
 from fedscape.core.validate import check_number
 from fedscape.errors import DataError
-from fedscape.learning.evaluation import model_arrays
 from fedscape.learning.local import LocalSGD
+from fedscape.learning.trainer import trainer_of
 from fedscape.personal.features import last_linear, with_embedding
 from fedscape.personal.fedem import small_example
 from fedscape.personal.fedper import FedPer
-from fedscape.personal.shared import class_column, class_counts, weighted
-from fedscape.types import Array, Arrays, Kept
+from fedscape.personal.shared import class_column, class_counts, common_model, weighted
+from fedscape.types import Array, Arrays, Kept, Tensors
 
 BETAS = np.linspace(0.0, 1.0, 6)
 _PRIOR = 1e-4  # prior of a class of which a client has no row
@@ -111,12 +111,15 @@ class PFedFDA(FedPer):
         y = class_column(self.local, clients).astype(np.int64)
         return with_embedding(clients, self.local, state)["z"] if len(y) else np.zeros((0, len(state["covariance"]))), y
 
-    def _moves(self, state: Arrays, clients: Federation, key: Key, counts: Array) -> Arrays:
+    def _moves(self, state: Arrays, clients: Federation, key: Key, counts: Array) -> Tensors:
         """Each client's move of the body under the head of the common distribution and its own class shares."""
         names, law = self.head_names, Law(state["means"], state["covariance"])
-        body = {n: p for n, p in model_arrays(state).items() if n not in names}
+        body = {n: p for n, p in common_model(self.local, state).items() if n not in names}
         each = [law.head(prior, self.ridge) for prior in _priors(counts)]
-        return self._body_moves(body, self._stacked(state, each), clients, key) if each else {}
+        if not each:
+            return {}
+        heads = {n: trainer_of(self.local).sent(v) for n, v in self._stacked(state, each).items()}
+        return self._body_moves(body, heads, clients, key)
 
     def _stacked(self, state: Arrays, each: list[tuple[Array, Array]]) -> Arrays:
         """Clients' heads under the names and in the dtype of the model: [clients, ...]."""
