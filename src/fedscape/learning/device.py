@@ -20,7 +20,7 @@ from fedscape.errors import DataError
 from fedscape.learning.layers import Module, keyed_layers, trainable_copy
 from fedscape.learning.local import LocalSGD
 from fedscape.learning.losses import cross_entropy
-from fedscape.types import Array, Tensor
+from fedscape.types import Array, Tensor, Tensors
 
 if TYPE_CHECKING:
     from fedscape.core.kept import Pages
@@ -66,9 +66,10 @@ def is_same_memory(a: Array, b: Array) -> bool:
 
 
 def _stand_in(values: Tensor) -> Array:
-    """NaN in the shape and type of a tensor, one number in memory."""
+    """NaN (zero if not float) in the shape and type of a tensor, one number in memory."""
     kind = torch.empty(0, dtype=values.dtype).numpy().dtype
-    return np.broadcast_to(np.array(np.nan, dtype=kind), tuple(values.shape))
+    number = np.array(np.nan if values.is_floating_point() else 0, dtype=kind)
+    return np.broadcast_to(number, tuple(values.shape))
 
 
 _ON_DEVICE: dict[tuple[int, str], tuple[Any, Tensor]] = {}
@@ -262,28 +263,37 @@ class Device:
         """Whether the state stays on the device between rounds, beside its copy in host memory."""
         return self.local.on_gpu
 
-    def arrays(self, tensors: dict[str, Tensor], *, unseen: bool = False) -> dict[str, Array]:
-        """Tensors as arrays of the state; on a GPU the tensors stay there for the next round.
+    def unseen(self, tensors: dict[str, Tensor]) -> dict[str, Array]:
+        """Arrays of the state that stand for tensors, known to be finite, which stay on the device alone.
 
-        Where nobody is going to look at them, floats need not cross: `unseen` gives arrays that are NaN all over, which
-        stand for the tensors until `seen` has their numbers.
+        Nothing waits for the device. The arrays are NaN all over (zero, if not floats) until `seen` has their numbers.
         """
+        if not self.holds:
+            return self.arrays(tensors)
+        self._held |= {n: Held(_stand_in(v), v, finite=True, crossed=False) for n, v in tensors.items()}
+        return {n: self._held[n].array for n in tensors}
+
+    def arrays(self, tensors: dict[str, Tensor]) -> dict[str, Array]:
+        """Tensors as arrays of the state; on a GPU the tensors stay there, too, for the next round."""
         if not self.holds:
             return {name: values.cpu().numpy() for name, values in tensors.items()}
         floats = [n for n, values in tensors.items() if values.is_floating_point() and values.numel()]
         largest = torch._foreach_norm([tensors[n] for n in floats], float("inf")) if floats else []
         good = torch.isfinite(torch.stack([size.to(torch.float64) for size in largest])) if floats else None
-        arrays = self.fetched({n: v for n, v in tensors.items() if not (unseen and n in floats)})
-        arrays |= {n: _stand_in(tensors[n]) for n in floats if unseen}
+        arrays = self.fetched(tensors)
         finite = {} if good is None else dict(zip(floats, good.tolist(), strict=True))
         for n, values in tensors.items():
-            self._held[n] = Held(arrays[n], values, finite.get(n, True), not (unseen and n in floats))
+            self._held[n] = Held(arrays[n], values, finite.get(n, True))
         return arrays
 
-    def seen(self, state: Mapping[str, Array]) -> dict[str, Array]:
-        """The state with its numbers where `arrays` left them on the device."""
+    def only_here(self, state: Mapping[str, Array]) -> Tensors:
+        """The tensors of a state that `unseen` left on the device."""
         held = {n: self._held[n] for n in state if n in self._held and not self._held[n].crossed}
-        return {**state, **self.fetched({n: h.tensor for n, h in held.items() if is_same_memory(h.array, state[n])})}
+        return {n: h.tensor for n, h in held.items() if is_same_memory(h.array, state[n])}
+
+    def seen(self, state: Mapping[str, Array]) -> dict[str, Array]:
+        """The state with its numbers where `unseen` left them on the device."""
+        return {**state, **self.fetched(self.only_here(state))}
 
     def known_finite(self, state: Mapping[str, Array]) -> bool:
         """Whether every float of this state came from `arrays` and was checked on the device."""
