@@ -150,7 +150,8 @@ class FedALA(FedAvg):
         for epochs, who in ((self.warm_up, times == 1), (1, times > 1)):
             where = np.flatnonzero(who & (clients.sizes > 0))
             if len(where):
-                learned = self._weights(state, begin, mix, clients.take(where), where, epochs, draws)
+                these = clients if len(where) == len(clients) else clients.take(where)
+                learned = self._weights(state, begin, mix, these, where, epochs, draws)
                 for n, values in learned.items():
                     mix[n][trainer.sent(where)] = values
         for n, w in mix.items():
@@ -222,12 +223,14 @@ def _of_last_layer(local: LocalSGD) -> Gradient:
     """The same for a last linear layer on features; a client's part of the summed loss has its own weights alone."""
 
     def gradient(upper: Tensors, lower: Tensors, random: Tensors, x: Tensor, y: Tensor, share: Tensor) -> Tensors:
-        own = {n: p.detach().requires_grad_() for n, p in upper.items()}
-        weight, *bias = own.values()
-        output = torch.bmm(local.inputs(x), weight.transpose(1, 2))
-        output = output + bias[0][:, None] if bias else output
-        each = checked_loss(local.loss, output.flatten(0, 1), y.flatten(0, 1)).reshape(share.shape)
-        return dict(zip(own, torch.autograd.grad((each * share).sum(), list(own.values())), strict=True))
+        weight, *bias = upper.values()
+        z = local.inputs(x)
+        output = torch.bmm(z, weight.transpose(1, 2)) if not bias else torch.baddbmm(bias[0][:, None], z, weight.mT)
+        output.requires_grad_()
+        each = checked_loss(local.loss, output.flatten(0, 1), y.flatten(0, 1))
+        (of_output,) = torch.autograd.grad(each, output, share.flatten())
+        grads = [torch.bmm(of_output.mT, z), *(of_output.sum(dim=1) for _ in bias)]
+        return dict(zip(upper, grads, strict=True))
 
     return gradient
 

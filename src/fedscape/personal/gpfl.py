@@ -46,10 +46,8 @@ class Valve(nn.Linear):  # type: ignore[misc]
     ) -> None:
         super().__init__(n_in, n_out, bias=bias)
         self.magnitude, self.decay = magnitude, decay
-        self.valve = nn.ParameterDict()
-        for of in ("a", "b"):
-            self.valve |= {f"{of}_weight": torch.empty(n_in, n_in)}
-            self.valve |= {f"{of}_{part}": torch.empty(n_in) for part in ("bias", "scale", "shift")}
+        shapes = {"weight": (2 * n_in, n_in), "bias": (2 * n_in,), "scale": (2, n_in), "shift": (2, n_in)}
+        self.valve = nn.ParameterDict({name: torch.empty(shape) for name, shape in shapes.items()})  # of a, then of b
         self.classes, self.frozen = (nn.Parameter(torch.empty(n_out, n_in)) for _ in range(2))
         self.shares = nn.Parameter(torch.zeros(n_out))
         self.reset_parameters()
@@ -60,34 +58,32 @@ class Valve(nn.Linear):  # type: ignore[misc]
         if not hasattr(self, "shares"):
             return
         bound = 1 / math.sqrt(self.in_features)
-        for name, p in self.valve.items():
-            if name.endswith(("weight", "bias")):
-                nn.init.uniform_(p, -bound, bound)
-            else:
-                nn.init.constant_(p, float(name.endswith("scale")))
+        for name in ("weight", "bias"):
+            nn.init.uniform_(self.valve[name], -bound, bound)
+        nn.init.ones_(self.valve["scale"])
+        nn.init.zeros_(self.valve["shift"])
         nn.init.normal_(self.classes)
         with torch.no_grad():
             self.frozen.copy_(self.classes)
             self.shares.zero_()
 
     def forward(self, f: Tensor) -> Tensor:
+        if f.ndim != 2:
+            raise DataError(f"GPFL takes one vector of features a row, not the shape {list(f.shape)} of all")
         frozen, shares = self.frozen.detach(), self.shares.detach()
-        common = self._routed(f, frozen.mean(dim=0))
-        output = functional.linear(self._routed(f, shares @ frozen / len(frozen)), self.weight, self.bias)
+        conditions = torch.stack([frozen.mean(dim=0), shares @ frozen / len(frozen)])  # [route, K]
+        common, own = self._routed(f, conditions)
+        output = functional.linear(own, self.weight, self.bias)
         cosines = functional.normalize(common, dim=-1, eps=1e-6) @ functional.normalize(self.classes, dim=-1).T
         if not self.training:
             return torch.where(shares.sum() > 0, output, cosines)
         return torch.stack([output, self._guidance(common, cosines, frozen)], dim=-2)
 
-    def _routed(self, f: Tensor, condition: Tensor) -> Tensor:
-        v = self.valve
-        a, b = (
-            functional.layer_norm(
-                functional.relu(functional.linear(condition, v[f"{of}_weight"], v[f"{of}_bias"])),
-                condition.shape, v[f"{of}_scale"], v[f"{of}_shift"],
-            )
-            for of in ("a", "b")
-        )  # fmt: skip
+    def _routed(self, f: Tensor, conditions: Tensor) -> Tensor:
+        """The vectors of each route: [route, batch, K]."""
+        v, width = self.valve, (self.in_features,)
+        raw = functional.relu(functional.linear(conditions, v["weight"], v["bias"])).unflatten(-1, (2, *width))
+        a, b = (functional.layer_norm(raw, width) * v["scale"] + v["shift"])[:, :, None].unbind(dim=1)
         return functional.relu((a + 1) * f + b)
 
     def _guidance(self, common: Tensor, cosines: Tensor, frozen: Tensor) -> Tensor:

@@ -46,15 +46,20 @@ class Plain(nn.Module):
         self.cov = nn.ModuleDict({of: nn.Sequential(nn.Linear(K, K), nn.ReLU(), nn.LayerNorm(K)) for of in "ab"})
         self.to(torch.float64)
         with torch.no_grad():
-            for mine, theirs in self.names().items():
-                self.get_parameter(mine).copy_(torch.tensor(state[f"model.{theirs}"]))
+            for mine, value in self.of(state).items():
+                self.get_parameter(mine).copy_(torch.tensor(value))
 
     @staticmethod
-    def names() -> dict[str, str]:
+    def of(state: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The weights of these layers in a state; two layers share an array of the valve."""
         parts = {"0.weight": "weight", "0.bias": "bias", "2.weight": "scale", "2.bias": "shift"}
-        names = {f"cov.{of}.{p}": f"2.valve.{of}_{part}" for of in "ab" for p, part in parts.items()}
-        names |= {"body.weight": "0.weight", "body.bias": "0.bias", "gce.weight": "2.classes"}
-        return names | {"head.weight": "2.weight", "head.bias": "2.bias"}
+        halves = {of: slice(i * K, i * K + K) for i, of in enumerate("ab")}
+        valve = {part: state[f"model.2.valve.{part}"].reshape(2 * K, -1) for part in parts.values()}
+        own = {f"cov.{of}.{p}": valve[part][rows] for of, rows in halves.items() for p, part in parts.items()}
+        own = {n: v if v.shape[1] > 1 else v[:, 0] for n, v in own.items()}
+        names = {"body.weight": "0.weight", "body.bias": "0.bias", "gce.weight": "2.classes"}
+        names |= {"head.weight": "2.weight", "head.bias": "2.bias"}
+        return own | {mine: state[f"model.{theirs}"] for mine, theirs in names.items()}
 
     def routed(self, f: torch.Tensor, condition: torch.Tensor) -> torch.Tensor:
         return functional.relu((self.cov["a"](condition) + 1) * f + self.cov["b"](condition))
@@ -77,11 +82,12 @@ def test_gpfl_is_a_plain_loop_over_its_equations(strategy):
     fed, local = clients(), step(strategy=strategy)
     method, engine = GPFL(local, magnitude=0.4, decay=0.2), Local(fed)
     *_, last = fs.rounds(method, engine, n_rounds=3, seed=3)
-    state, heads = method.start(3), {}
+    common, heads = Plain(method.start(3)).state_dict(), {}
     for r in range(3):
-        frozen, moved = torch.tensor(state["model.2.classes"]), dict.fromkeys(Plain.names().values(), 0.0)
+        frozen, moved = common["gce.weight"].clone(), {n: torch.zeros_like(p) for n, p in common.items()}
         for i in np.flatnonzero(fed.sizes):
-            model = Plain({**state, **heads.get(i, {})})
+            model = Plain(method.start(3))
+            model.load_state_dict({**common, **heads.get(i, {})})
             shares = torch.tensor(
                 np.bincount(fed["y"][fed.offsets[i] : fed.offsets[i + 1]], minlength=U) / fed.sizes[i]
             )
@@ -94,30 +100,26 @@ def test_gpfl_is_a_plain_loop_over_its_equations(strategy):
                 x, y = torch.tensor(fed["x"][rows]), torch.tensor(fed["y"][rows])
                 model.losses(x, y, g, p, frozen, 0.4).backward()
                 optimiser.step()
-            after = {theirs: model.get_parameter(mine).detach().numpy() for mine, theirs in Plain.names().items()}
-            heads[i] = {f"model.{n}": after[n] for n in ("2.weight", "2.bias")}
+            after = {n: values.clone() for n, values in model.state_dict().items()}
+            heads[i] = {n: after[n] for n in ("head.weight", "head.bias")}
             for n, values in after.items():
-                moved[n] += fed.sizes[i] / fed.n_rows * (values - state[f"model.{n}"])
-        common = {n: m for n, m in moved.items() if n not in ("2.weight", "2.bias")}
-        state = {**state, **{f"model.{n}": state[f"model.{n}"] + m for n, m in common.items()}}
-    for n in common:
-        np.testing.assert_allclose(last.state[f"model.{n}"], state[f"model.{n}"], atol=1e-10)
+                moved[n] += fed.sizes[i] / fed.n_rows * (values - common[n])
+        common = {n: p if n.startswith("head") else p + moved[n] for n, p in common.items()}
+    for n, value in Plain.of(last.state).items():
+        np.testing.assert_allclose(value, common[n], atol=1e-10, err_msg=n)
     assert (last.state["model.2.frozen"] == last.state["model.2.classes"]).all()
     kept = engine.kept()
-    for n in ("model.2.weight", "model.2.bias"):
+    for part in ("weight", "bias"):
         for i, head in heads.items():
-            np.testing.assert_allclose(kept[n].flat[i], head[n], atol=1e-10)
+            np.testing.assert_allclose(kept[f"model.2.{part}"].flat[i], head[f"head.{part}"], atol=1e-10)
     np.testing.assert_allclose(kept["model.2.shares"].flat[0], np.bincount(fed["y"][:25], minlength=U) / 25)
 
 
 def test_gpfl_sends_moves_of_what_is_common_and_keeps_head_and_shares():
     fed, method = clients(), GPFL(step())
     sent, kept = method.step(method.start(0), fed, Key(0))
-    moved = {n.removeprefix("delta.").rpartition(".")[2] for n in sent if n.startswith("delta.")}
-    valve = {f"{of}_{part}" for of in "ab" for part in ("weight", "bias", "scale", "shift")}
-    assert moved == {"weight", "bias", "classes", *valve}  # weight and bias of the body
-    assert not {n for n in sent if n.startswith("delta.2.") and "valve" not in n} - {"delta.2.classes"}
-    assert set(sent) - {"weight"} == {n for n in sent if n.startswith("delta.")}
+    moved = {"0.weight", "0.bias", "2.classes", *(f"2.valve.{part}" for part in ("weight", "bias", "scale", "shift"))}
+    assert set(sent) == {"weight", *(f"delta.{n}" for n in moved)}
     assert set(kept) == {"model.2.weight", "model.2.bias", "model.2.shares"}
 
 
@@ -152,6 +154,8 @@ def test_gpfl_refuses_what_it_has_no_meaning_for():
     shaped = nn.Sequential(nn.Linear(D, K), nn.ReLU(), nn.Linear(K, U), nn.Flatten()).to(torch.float64)
     with pytest.raises(DataError, match="last linear layer must give the model's output"):
         next(iter(fs.rounds(GPFL(step(model=shaped)), clients(), n_rounds=1)))
+    with pytest.raises(DataError, match=r"one vector of features a row, not the shape \[2, 3, 6\]"):
+        with_valve(step().model)[2](torch.zeros(2, 3, K))
 
 
 def test_a_valve_is_made_once_and_again_with_other_settings():
