@@ -25,6 +25,7 @@ from fedscape.studies import tournament as learn
 from fedscape.studies.budget import budget_of
 from fedscape.studies.judged import BASELINES
 from fedscape.studies.sites import are_sites
+from fedscape.studies.staged import about_stage
 from table import report
 
 RATES, LONG, MOST = (0.03, 0.1, 0.3, 1.0, 3.0), 100, 120
@@ -203,13 +204,16 @@ def advice(task: list) -> dict:
     number, seed, name = task
     w, began, budget = world(number), time.perf_counter(), budget_of(name)
     fed = learn.directions(federation(number, seed, w.clients, sizes(w, seed, w.clients)))
-    last = played(fed, budget, seed=seed, sites=w.sites)[-1]
+    stages = played(fed, budget, seed=seed, sites=w.sites)
+    last = stages[-1]
     judged, choice = last.judged, last.choice
     apart = {m: judged.difference(m, "fedavg") for m in last.used if m != "fedavg"}
     behind = {m: judged.difference(choice.best, m) for m in judged.hits if m != choice.best}
     return {
         "advised": choice.advised, "best": choice.best, "tied": list(choice.tied), "gains": apart,
-        "behind": behind, "means": judged.means, "s": round(time.perf_counter() - began, 1),
+        "behind": behind, "means": judged.means, "stages": [about_stage(stage) for stage in stages],
+        "rounds": {m: learn.typical(used).rounds for stage in stages for m, used in stage.used.items()},
+        "climbing": last.climbing, "s": round(time.perf_counter() - began, 1),
     }  # fmt: skip
 
 
