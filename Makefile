@@ -5,12 +5,18 @@ BIN := $(VENV)/bin
 STUDIES := $(VENV)/.studies
 INSTALLED := $(VENV)/.installed
 # Only files whose hashes the locks name, and wheels: the build script of a source package would fetch what no lock names.
-LOCKED := $(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps --only-binary :all:
+LOCKED := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --require-hashes --no-deps --only-binary :all:
+# What pip leaves to do here takes all cores. Examples of wrong syntax that packages carry are no error.
+COMPILED := -$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib
+# Or each of a hundred processes that the tests start compiles fedscape again.
+unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: study test check bench results site clean format lock dist versions
+.PHONY: study install test check bench results site clean format lock dist versions
 
 study: $(STUDIES)
 	$(BIN)/python -m fedscape study --force
+
+install: $(INSTALLED)
 
 # One BLAS thread in each of two processes: four threads on two cores mostly wait for each other.
 test: export OMP_NUM_THREADS = 1
@@ -59,9 +65,11 @@ $(STUDIES): pyproject.toml requirements.lock requirements-torch.lock requirement
 	$(LOCKED) -r requirements.lock
 	@$(LOCKED) -r requirements-torch-cpu.lock 2>/dev/null || { echo "no CPU build of torch: taking the default one with its GPU libraries, some GB more" && $(LOCKED) -r requirements-torch.lock; }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	$(COMPILED)
 	touch $(STUDIES)
 
 $(INSTALLED): $(STUDIES) requirements-dev.lock
 	@echo "installing the other extras and the test tools: about 1.2 GB more"
 	$(LOCKED) -r requirements-dev.lock
+	$(COMPILED)
 	touch $(INSTALLED)

@@ -5,27 +5,34 @@ and show unlabelled rows only; their labels are used to judge. For each cold cli
 model of the nearest warm client (the paper's distance, ours debiased, ours with abstention at alpha = 0.05), the model
 of the nearest component (sums alone), of a random warm client, and the best of all warm clients, which needs labels.
 Accuracy is the mean over clients, with 95% intervals over seeds.
+
+Seeds are cells, `--workers` at a time until `--limit` seconds are over; with the same `--out FILE` the rest goes on,
+and `--merge FILES` makes the tables of what is there. `--device cuda` for the LSTM of "shakespeare".
 """
 
 from __future__ import annotations
 
-import time
+import tempfile
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 
 import fedscape as fs
-from client_selection import bag_of_last, federation, first_rows, images, writers
+from cells import Row, check_time, read, run_cells, share_programs
+from client_selection import by_adam, federation, first_rows, images, roles, writers
 from fedscape.datasets.generators import sketch_by_class
 from fedscape.learning import FedAvg, LocalSGD, cross_entropy, evaluate, models
 from fedscape.personal.cold_start import ColdStart, NearestComponent
 from table import arguments, mean_and_half, report
 
+KEYS, NOTE = ("data", "seed", "device"), "accuracy, mean over clients; 95% t intervals over seeds"
 JUDGED = 40  # rows of a cold client on which all models are judged
 
 
 def setting(name: str, seed: int, device: str) -> dict:
-    adam = {"optimiser": "adam", "batch_size": 32, "device": device}
+    adam = by_adam(device)
     srp = fs.DistributionSketch(200, bits=6, centre="mean", seed=1)
     if name.startswith("mnist"):
         x, y, _ = images("mnist", 60_000, seed)
@@ -34,23 +41,24 @@ def setting(name: str, seed: int, device: str) -> dict:
         local = LocalSGD(models.mlp(784, 512, 10), cross_entropy, lr=1e-3, epochs=5, **{**adam, "batch_size": 10})
         return {"fed": fed, "warm": warm, "local": local, "k": 10, "rounds": 100, "sketch": srp, "components": 15}
     if name == "shakespeare":
-        fed = fs.datasets.load("shakespeare-mini")
-        fed = fed.where((np.arange(fed.n_rows) - np.repeat(fed.offsets[:-1], fed.sizes)) % 10 == 0)
+        fed = roles()
         warm = np.sort(np.random.default_rng(seed).permutation(len(fed))[:20])
-        local = LocalSGD(bag_of_last(8), cross_entropy, lr=5e-3, epochs=2, **adam)
+        local = LocalSGD(models.char_lstm(), cross_entropy, lr=2e-3, epochs=1, **adam)
         sketch = fs.DistributionSketch(200, bits=6, family="minhash", shingle=3, seed=1)
-        return {"fed": fed, "warm": warm, "local": local, "k": 3, "rounds": 30, "sketch": sketch, "components": 3}
+        return {"fed": fed, "warm": warm, "local": local, "k": 3, "rounds": 150, "sketch": sketch, "components": 3}
     fed = first_rows(writers(name), 100)
     warm = np.sort(np.random.default_rng(seed).permutation(len(fed))[: len(fed) // 2])
     local = LocalSGD(models.lenet5((1, 28, 28), 62), cross_entropy, lr=1e-3, epochs=2, **adam)
-    k, rounds = (50, 40) if name == "femnist" else (5, 10)
+    k, rounds = (50, 200) if name == "femnist" else (5, 10)
     return {"fed": fed, "warm": warm, "local": local, "k": k, "rounds": rounds, "sketch": srp, "components": 6}
 
 
 def tuned(local: LocalSGD, state: dict, clients: fs.Federation, seed: int) -> list[dict]:
     """Each client's own model: the global one, tuned on its rows."""
     own = [dict(state) for _ in range(len(clients))]
-    work = FedAvg(replace(local, epochs=10), weighting="equal")
+    longer = replace(local, epochs=10)
+    share_programs(longer, repr(local.model))
+    work = FedAvg(longer, weighting="equal")
     for begin in range(0, len(clients), 16):
         part = slice(begin, begin + 16)
         sent, _ = work.step(state, clients.take(part), fs.Key(seed, 10_000))
@@ -61,20 +69,25 @@ def tuned(local: LocalSGD, state: dict, clients: fs.Federation, seed: int) -> li
     return own
 
 
-def trained(local: LocalSGD, state: dict | None, clients: fs.Federation, k: int, n: int, seed: int) -> dict:
+def trained(
+    local: LocalSGD, state: dict | None, clients: fs.Federation, k: int, n: int, seed: int, until: float
+) -> dict:
     engine = fs.Local(clients, threads=1)
+    share_programs(local, repr(local.model))
     work = FedAvg(local, initial="given" if state else "seed")
     sampler = fs.FixedSize(min(k, len(clients)))
-    *_, last = fs.rounds(work, engine, n_rounds=n, sampler=sampler, seed=seed, state=state, measure=0)
-    return dict(last.state)
+    loop = fs.rounds(work, engine, n_rounds=n, sampler=sampler, seed=seed, state=state, measure=0)
+    for _ in loop:
+        check_time(until)
+    return dict(loop.state)
 
 
-def one(name: str, seed: int, device: str) -> dict[str, float]:
+def one(name: str, seed: int, device: str, until: float) -> dict[str, float]:
     about = setting(name, seed, device)
     fed, local, chosen = about["fed"], about["local"], about["warm"]
     cold = fed.take(np.setdiff1d(np.arange(len(fed)), chosen))
     warm, held = fed.take(chosen).split(test=0.2, seed=seed)
-    state = trained(local, None, warm, about["k"], about["rounds"], seed)
+    state = trained(local, None, warm, about["k"], about["rounds"], seed, until)
     own = tuned(local, state, warm, seed)
 
     def accuracy(model: dict, clients: fs.Federation) -> np.ndarray:
@@ -94,7 +107,7 @@ def one(name: str, seed: int, device: str) -> dict[str, float]:
     for k in range(about["components"]):
         members = np.flatnonzero(parts.labels_ == k)
         if len(members):
-            by_part[k] = accuracy(trained(local, state, warm.take(members), about["k"], 5, seed), judged)
+            by_part[k] = accuracy(trained(local, state, warm.take(members), about["k"], 5, seed, until), judged)
     pick = np.random.default_rng(seed).integers(0, len(own), len(cold))
     return {
         "warm global": np.nanmean(accuracy(state, held)),
@@ -111,18 +124,30 @@ def one(name: str, seed: int, device: str) -> dict[str, float]:
     }
 
 
-def main() -> None:
-    args = arguments(__doc__, device="cpu", seeds=5, data="")
+def work(cell: Row, until: float) -> list[Row]:
+    return [{**cell, **one(cell["data"], cell["seed"], cell["device"], until)}]
+
+
+def plan(rows: list[Row], args) -> list[Row]:
     names = ["femnist-mini"] if args.quick else ["mnist by class, twins", "mnist by class", "femnist", "shakespeare"]
     names = args.data.split(";") if args.data else names
-    began, rows = time.perf_counter(), []
-    for name in names:
-        made = [one(name, args.seed + seed, args.device) for seed in range(3 if args.quick else args.seeds)]
-        rows.append({"data": name, **{what: mean_and_half([m[what] for m in made]) for what in made[0]}})
-        print(rows[-1], flush=True)
-    note = f"{len(made)} seeds, 95% intervals; {time.perf_counter() - began:.0f} s"
-    name = "_".join(["cold_start", *args.data.replace(",", " ").replace(";", " ").split()])
-    report(name, rows, note=note)
+    seeds = range(args.seed, args.seed + (3 if args.quick else args.seeds))
+    return [{"data": name, "seed": seed, "device": args.device} for name in names for seed in seeds]
+
+
+def main() -> None:
+    options: Row = {"workers": 0, "limit": 1e9, "out": "", "merge": ""}
+    args = arguments(__doc__, device="cpu", seeds=5, data="", **options)
+    with tempfile.TemporaryDirectory() as folder:
+        out = args.out or str(Path(folder) / "cells.jsonl")
+        how = {"out": out, "workers": args.workers, "limit": args.limit}
+        rows = read(args.merge) if args.merge else run_cells(partial(plan, args=args), work, **how)
+    rows = [row for row in rows if "best" in row]
+    for name in dict.fromkeys(row["data"] for row in rows):
+        mine = [row for row in rows if row["data"] == name]
+        about = {"data": name, "seeds": len(mine)}
+        line = {**about, **{what: mean_and_half([r[what] for r in mine]) for what in mine[0] if what not in KEYS}}
+        report("_".join(["cold_start", *name.replace(",", " ").replace("-", " ").split()]), [line], note=NOTE)
 
 
 if __name__ == "__main__":

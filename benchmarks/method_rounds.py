@@ -19,7 +19,7 @@ from fedscape.learning.layers import drawing
 from fedscape.methods import METHODS, Course, Options
 from table import arguments, report
 
-NAMES = ("fedavg", "fedyogi", "scaffold", "fedper", "fedrep", "fedbabu", "fedala", "feddbe", "pfedfda", "ditto")
+NAMES = ("fedavg", "fedyogi", "scaffold", "fedper", "fedrep", "fedbabu", "fedala", "feddbe", "gpfl", "pfedfda", "ditto")
 
 
 def network(kind: str) -> nn.Module:

@@ -122,6 +122,12 @@ def made(names: list[str]) -> Iterator[str]:
     undated: dict[str, str] = json.loads(UNDATED.read_text())
     for name in names:
         about = load(name)
+        if not about.get("made_again", True):
+            yield (
+                f"- [`{name}.json`](../results/{name}.json): `{about['command']}`; numbers of {about['date']} "
+                f"(`{about['commit']}`), older than result files and not made again; machine and versions not recorded."
+            )
+            continue
         versions = about["versions"]
         told = ", ".join(f"{p} {versions[p]}" for p in TOLD if versions.get(p, "not installed") != "not installed")
         when = f"{about['date']} at `{about['commit']}`" if "date" in about else undated.get(name, "date not recorded")

@@ -16,7 +16,7 @@ choose cells, names joined by commas, or by semicolons where a name has a comma.
 inertia=0.9. "fedtem-printed" has equation (10) as printed (scatter="within_clients"; "fedtem" has the variance of all
 rows of a mode), "fedtkm-constant" the constant eta of Section 3.2 ("fedtkm" that of (27)), "scsgd-first-half" the
 halves of the text ("scsgd" those around the prior's peak).
-"powers" has the seven p of Figure 2 with a period of 64.
+"powers" has the seven p of Figures 2 and 9 with a period of 64.
 """
 
 from __future__ import annotations
@@ -270,11 +270,13 @@ def on_cpu() -> Iterator[Cell]:
 
 
 def powers(seed: int) -> Iterator[Cell]:
-    """The seven p of Figure 2, printed methods alone."""
+    """The seven p of Figures 2 and 9: printed methods, and one branch where the curve is linear."""
     for p in ("0.1", "0.25", "0.5", "1", "2", "4", "10"):
         for kind in ("linear", "cosine"):
-            for name in ("vanilla", "fedtem-printed", "fedtkm"):
+            for name in ("vanilla", "fedtem-printed", "fedtkm", *(["single"] if kind == "linear" else [])):
                 yield Cell("powers", f"{kind} p={p}", name, f"{kind}:p={p},T=64", seed)
+    for name in ("no-shift", "no-shift-single"):
+        yield Cell("powers", "no shift", name, "linear:p=1,T=64", seed)
 
 
 def every_method(table: str, period: int, seed: int, **how: Any) -> Iterator[Cell]:

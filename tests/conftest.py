@@ -31,4 +31,4 @@ os.environ.setdefault("FEDSCAPE_PROGRAMS", os.path.join(tempfile.gettempdir(), "
 def same_weights() -> None:
     """Where torch is used, what it draws does not depend on the tests before."""
     if "torch" in sys.modules:
-        sys.modules["torch"].manual_seed(0)
+        sys.modules["torch"].default_generator.manual_seed(0)

@@ -16,6 +16,7 @@ import pyarrow.dataset as ds
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
+from shell import ok, refused
 
 from fedscape import DataError, Federation
 
@@ -66,7 +67,7 @@ def s3(tmp_path_factory):
         log.close()
 
 
-def test_s3(s3, monkeypatch):
+def test_s3(s3, monkeypatch, tmp_path):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "none")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "none")
     host = s3.removeprefix("http://")
@@ -81,7 +82,20 @@ def test_s3(s3, monkeypatch):
     late = Federation.scan(f"s3://lake/t{where}", client="who", columns=["y"], filter=ds.field("year") >= 2022)
     same(late, rows.filter(ds.field("year") >= 2022))
     assert set(late.columns) == {"y"}
-    with pytest.raises(DataError, match="cannot be scanned as Parquet"):
+    ok(
+        "data",
+        "group",
+        f"s3://lake/t{where}",
+        tmp_path / "grouped",
+        "--client",
+        "who",
+        "--engine",
+        "ray",
+        "--workers",
+        2,
+    )
+    same(Federation.load(tmp_path / "grouped"), rows)
+    with pytest.raises(DataError, match="there is no file or folder s3://nowhere"):
         Federation.scan(f"s3://nowhere/t{where}", client="who")
 
 
@@ -99,6 +113,11 @@ def test_duckdb(tmp_path):
     )
     with pytest.raises(DataError, match="the query fails"):
         Federation.scan("select * from no_table", client="who", connection=connection)
+    connection.close()
+    by_command = ("data", "group", "from t where year >= 2022", tmp_path / "late", "--client", "who")
+    ok(*by_command, "--sql", tmp_path / "lake.duckdb")
+    same(Federation.load(tmp_path / "late"), rows.filter(ds.field("year") >= 2022))
+    assert "there is no database" in refused(2, *by_command, "--force", "--sql", tmp_path / "nowhere.duckdb")
 
 
 def test_polars(tmp_path):

@@ -14,6 +14,8 @@ import numpy as np
 
 from fedscape import Computation, DataError, Federation, FixedSize, Ray, rounds
 from fedscape.core.arrays import Ragged
+from fedscape.learning import FedAvg, LocalSGD, cross_entropy, models
+from fedscape.learning.layers import initialised
 
 
 class Diary(Computation):
@@ -63,6 +65,29 @@ class Diary(Computation):
         if self.trouble == "pid":
             Path(self.marker).write_text(str(os.getpid()))
             time.sleep(0.5)
+
+
+class Training(FedAvg):
+    """A network under vmap, in groups; with a marker, the first process that trains in round 1 dies."""
+
+    def __init__(self, *, group_size, marker=""):
+        model = initialised(models.mlp(3, 8, 2), 0)
+        super().__init__(
+            LocalSGD(model, cross_entropy, lr=0.3, epochs=1, batch_size=4, strategy="vmap", group_size=group_size)
+        )
+        self.group_size, self.marker = group_size, marker
+
+    def total(self, state, clients, key):
+        if self.marker and key.round == 1 and not Path(self.marker).exists():
+            Path(self.marker).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().total(state, clients, key)
+
+
+def pupils():
+    rng = np.random.default_rng(1)
+    offsets = np.concatenate(([0], np.cumsum(rng.integers(1, 9, 30))))
+    return Federation({"x": rng.normal(size=(offsets[-1], 3)), "y": rng.integers(0, 2, offsets[-1])}, offsets)
 
 
 def people(n=100):

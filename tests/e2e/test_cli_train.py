@@ -281,3 +281,8 @@ def test_a_training_that_ends_far_worse_than_guessing_says_so_in_one_line(tmp_pa
     (line,) = [text for text in wild.stderr.splitlines() if "diverged" in text]
     assert line.endswith("the clients' steps are too large: lower --lr")
     assert "diverged" not in fedscape(*how).stderr
+    rows = [f"{i % 12},{60 + a:.3f},{b:.3f},{c:.3f},{int(a > 0)}" for i, (a, b, c) in enumerate(x)]
+    (tmp_path / "t.csv").write_text("site,a,b,c,y\n" + "\n".join(rows) + "\n")
+    (line,) = [text for text in fedscape(*how).stderr.splitlines() if "diverged" in text]
+    assert line.endswith("the features are far from 1: pass --standardise, or lower --lr")
+    assert "diverged" not in fedscape(*how, "--standardise").stderr

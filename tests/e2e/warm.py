@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -90,6 +91,13 @@ if __name__ == "__main__":
     for package in PACKAGES:
         with contextlib.suppress(ImportError):  # an extra that is not installed
             importlib.import_module(package)
+    with contextlib.suppress(ImportError):
+        from numba.core.registry import cpu_target
+
+        cpu_target.typing_context.refresh()  # what numba does at the first call of a compiled function
+        cpu_target.target_context.refresh()
+    gc.collect()
+    gc.freeze()  # or the collections of each process look at, and so copy, all that is here
     threads = [Path(f"/proc/self/task/{number}/comm").read_text().strip() for number in os.listdir("/proc/self/task")]
     threads.remove(Path("/proc/self/comm").read_text().strip())
     if set(threads) - {"jemalloc_bg_thd"}:  # Arrow's memory knows of forks; other threads might hold a lock

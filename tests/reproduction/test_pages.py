@@ -61,7 +61,8 @@ def test_results_say_how_they_were_made_and_name_no_folder_of_a_machine():
         content = json.loads(file.read_text())
         assert content["name"] == file.stem
         assert content["rows"]
-        assert content["command"].startswith("benchmarks/")
+        if content.get("made_again", True):
+            assert content["command"].startswith("benchmarks/")
         assert "/tmp" not in file.read_text()
         assert "/work" not in file.read_text()
 

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 import typer
 
 from fedscape import datasets
-from fedscape.cli.options import Client, Force, Json, Source, listed
+from fedscape.cli.options import Address, Client, EngineName, Force, Json, Source, Workers, listed, placing
 from fedscape.cli.show import flat, pairs, show, table
-from fedscape.errors import DataError, plural
+from fedscape.errors import DataError, plural, require
 
 data = typer.Typer(help="List and convert data sets.", no_args_is_help=True)
 
@@ -81,7 +81,15 @@ def data_group(
     target: Annotated[Path, typer.Argument(help="The folder to write; every command can read it.")],
     client: Annotated[str, typer.Option("--client", help="Column with the client of each row, or several: ST,PUMA.")],
     columns: Annotated[str | None, typer.Option("--columns", help="Read only these columns (comma-separated).")] = None,
-    memory: Annotated[int, typer.Option("--memory", help="Approximate memory limit in megabytes.", min=16)] = 512,
+    memory: Annotated[
+        int, typer.Option("--memory", help="Approximate memory limit in megabytes; on Ray of each task.", min=16)
+    ] = 512,
+    sql: Annotated[
+        Path | None, typer.Option("--sql", help="A DuckDB file: then the first argument is a query on it.")
+    ] = None,
+    engine: EngineName = "local",
+    address: Address = None,
+    workers: Workers = None,
     force: Force = False,
     json_: Json = False,
 ) -> None:
@@ -90,7 +98,18 @@ def data_group(
 
     selected = None if columns is None else listed(columns)
     options: dict[str, Any] = {"client": client, "columns": selected, "memory": memory * 2**20, "overwrite": force}
-    fed = Federation.scan(source, into=target, **options)
+    placing(engine, address, workers)  # refuse options that do not go together
+    if sql is not None:
+        if not sql.is_file():
+            raise DataError(f"there is no database {sql}: check the path")
+        options["connection"] = require("duckdb", extra="sql").connect(str(sql), read_only=True)
+    if engine == "ray":
+        from fedscape.engines.ray.shuffle import scan as scan_on_ray
+
+        scan_on_ray(source, target.absolute(), address=address, workers=workers, **options)
+        fed = Federation.load(target, verify=False)
+    else:
+        fed = Federation.scan(source, into=target, **options)
     summary = {"written": str(target), "clients": len(fed), "rows": fed.n_rows}
     show(
         summary, json_, lambda about: typer.echo(f"{target}: {plural(len(fed), 'client')}, {plural(fed.n_rows, 'row')}")

@@ -70,13 +70,19 @@ def ledger_beside(source: str, path: Path | None, *, epsilon: float, delta: floa
     return book
 
 
-def placing(engine: str, address: str | None, workers: int | None) -> Callable[[Federation], Engine]:
-    """Return a function that builds the engine for a Federation; it is closed when the command ends."""
+def placing(
+    engine: str, address: str | None, workers: int | None, *, device: str = "cpu"
+) -> Callable[[Federation], Engine]:
+    """Return a function that builds the engine for a Federation; it is closed when the command ends.
+
+    With Ray each worker has a GPU of its own if networks are trained there.
+    """
     if engine == "ray":
         from fedscape.engines.ray.engine import Ray
 
         def join(federation: Federation) -> Engine:
-            cluster = Ray(federation, address=address, workers=workers)
+            gpus = 1.0 if device.startswith("cuda") else 0.0
+            cluster = Ray(federation, address=address, workers=workers, gpus_per_worker=gpus)
             if address is not None:
                 typer.echo(
                     f"connected to the Ray cluster at {cluster.address}: {plural(cluster.workers, 'worker')}", err=True

@@ -139,8 +139,11 @@ def directions_lines(method: str, local: LocalSGD, rows: Federation) -> list[str
     return [f"{width:,} features are wide: the Gaussians are of their {DIRECTIONS} leading directions"]
 
 
-def say_worse(about: dict[str, Any], n_classes: int, quiet: bool) -> None:
-    """Say that training diverged if its loss is far worse than that of guessing, and name the likely cause."""
+def say_worse(about: dict[str, Any], n_classes: int, quiet: bool, *, large: bool) -> None:
+    """Say that training diverged if its loss is far worse than that of guessing, and name the likely cause.
+
+    `large` says that features are far from 1 and could be scaled.
+    """
     if not n_classes:  # the loss of a number has no such scale
         return
     loss, guess = about["table"][-1].get("loss_pooled"), math.log(max(n_classes, 2))
@@ -151,6 +154,8 @@ def say_worse(about: dict[str, Any], n_classes: int, quiet: bool) -> None:
     why = (
         "the classes are too few or too far apart for these rows"
         if tabular
+        else "the features are far from 1: pass --standardise, or lower --lr"
+        if large
         else "the clients' steps are too large: lower --lr"
     )
     if "epsilon" in about:

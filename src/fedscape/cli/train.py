@@ -57,6 +57,9 @@ BatchSize = Annotated[int, typer.Option(help="Rows per local step.")]
 Cohort = Annotated[int, typer.Option(help="Clients per round; 0 means all.")]
 Device = Annotated[str, typer.Option(help="cpu or cuda.")]
 Strategy = Annotated[str, typer.Option(help="auto, sequential, vmap, compiled or stacked.")]
+GroupSize = Annotated[
+    int | None, typer.Option(help="Clients trained side by side: with --engine ray each GPU trains whole groups.")
+]
 Method = Annotated[
     str | None,
     typer.Option(
@@ -158,6 +161,7 @@ def train(
     client: Client = None,
     device: Device = "cpu",
     strategy: Strategy = "auto",
+    group_size: GroupSize = None,
     engine: EngineName = "local",
     address: Address = None,
     workers: Workers = None,
@@ -210,6 +214,7 @@ def sweep(
     client: Client = None,
     device: Device = "cpu",
     strategy: Strategy = "auto",
+    group_size: GroupSize = None,
     engine: EngineName = "local",
     address: Address = None,
     workers: Workers = None,
@@ -244,9 +249,10 @@ def sweep(
     network = start.network if start is not None else network_of(model, learners, inputs, seed)[0]
     network, adapters = with_adapters(network, lora, lora_layers, seed)
     local = local_training(
-        network, inputs, lr=1.0, epochs=epochs, batch_size=batch_size, device=device, strategy=strategy
-    )
-    place = placing(engine, address, workers)
+        network, inputs, lr=1.0, epochs=epochs, batch_size=batch_size, device=device, strategy=strategy,
+        group_size=group_size,
+    )  # fmt: skip
+    place = placing(engine, address, workers, device=device)
     say_lines([*lines, *left_out, *more, *adapters], quiet)
     folder = folder_for(out, resume, quiet)
     trials = swept(

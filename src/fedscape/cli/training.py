@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from fedscape.cli.finding import found_by, undeclared, with_found
 from fedscape.cli.finetuning import base_of, with_adapters
 from fedscape.cli.options import overrules, placing, say_revealed
@@ -41,6 +43,9 @@ if TYPE_CHECKING:
     from fedscape.privacy.ledger import Ledger
     from fedscape.statistics.undeclared import Discovery
     from fedscape.types import Arrays
+
+
+_LARGE = 10.0  # root mean square of features
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +96,7 @@ class Request:
     client: str | None
     device: str
     strategy: str
+    group_size: int | None
     engine: str
     address: str | None
     workers: int | None
@@ -112,7 +118,7 @@ def run(request: Request) -> None:
     from fedscape.cli.tables import declared_ranges, is_number, table_task
 
     check_out(request.out, request.resume, request.force)
-    place = placing(request.engine, request.address, request.workers)
+    place = placing(request.engine, request.address, request.workers, device=request.device)
     method, private = request.name, request.epsilon is not None
     check_request(method, request)
     check_private(request.epsilon, request.delta, request.clip, request.standardise, request.fill, request.find)
@@ -150,8 +156,17 @@ def run(request: Request) -> None:
     if how:
         result["epsilon"] = {" ".join(group): spent for group, spent in how["ledger"].spent().items()}
         result["parts_of_a_client"] = parts_of_client(task.options.sampler)
-    say_worse(result, task.n_classes, request.quiet)
+    say_worse(result, task.n_classes, request.quiet, large=not (tabular or private) and _are_large(request, task))
     show(result, request.json_, lambda about: finish(about, folder, request.quiet))
+
+
+def _are_large(request: Request, task: NetworkTask | TableTask) -> bool:
+    """Whether features that could be scaled are far from 1: a rate that suits others makes them diverge."""
+    column = task.local.features
+    if request.standardise or request.base is not None or not isinstance(column, str):
+        return False
+    values = task.learners[column]
+    return values.dtype.kind == "f" and float(np.square(values, dtype=float).mean()) > _LARGE**2
 
 
 def _train(
@@ -254,7 +269,7 @@ def network_task(
     network, adapters = with_adapters(network, request.lora, request.lora_layers, request.seed)
     local = local_training(
         network, inputs, lr=request.lr, epochs=request.epochs, batch_size=request.batch_size, proximal=request.proximal,
-        device=request.device, strategy=request.strategy,
+        device=request.device, strategy=request.strategy, group_size=request.group_size,
     )  # fmt: skip
     sampler = sampler_of(_cohort(request), len(learners)) if chosen is None else chosen
     options = Options(

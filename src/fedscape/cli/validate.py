@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 #: Options of networks, and of trees and GLMs: one given to the other is refused.
 _NETWORK = (
     *("model", "lr", "epochs", "batch_size", "proximal", "q", "server_lr", "standardise", "shape", "device"),
-    *("strategy", "schedule", "prior", "modes", "base", "lora", "lora_layers"),
+    *("strategy", "group_size", "schedule", "prior", "modes", "base", "lora", "lora_layers"),
 )
 _TABULAR = ("trees", "family", "ranges")
 

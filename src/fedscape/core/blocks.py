@@ -12,7 +12,7 @@ import numpy as np
 from fedscape.core.arrays import Ragged
 from fedscape.core.computation import Computation, sent_and_kept
 from fedscape.core.federation import Federation
-from fedscape.core.kept import joined
+from fedscape.core.kept import Pages, joined
 from fedscape.core.random import Key
 from fedscape.core.validate import all_finite
 from fedscape.errors import DataError, EngineError, NotFinite
@@ -312,7 +312,8 @@ def _checked(computation: Computation, sent: Mapping[str, Array], clients: Feder
 
 def as_ragged(kept: Kept, n: int) -> dict[str, Ragged]:
     """Kept arrays in one form: [clients, ...] is one row per client."""
-    return {name: v if isinstance(v, Ragged) else Ragged(np.asarray(v), np.arange(n + 1)) for name, v in kept.items()}
+    each: dict[str, Any] = {name: v if isinstance(v, Pages | Ragged) else np.asarray(v) for name, v in kept.items()}
+    return {name: v if isinstance(v, Ragged) else Ragged(v, np.arange(n + 1)) for name, v in each.items()}
 
 
 def broadcast(state: Arrays) -> Arrays:

@@ -145,7 +145,7 @@ class Local:
         return self.federation.fingerprint()
 
     def kept(self) -> Mapping[str, Ragged]:
-        return self._store.arrays
+        return self._store.on_host
 
     def restore(self, kept: Mapping[str, Ragged]) -> None:
         self._store.restore(kept)

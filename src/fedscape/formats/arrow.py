@@ -17,6 +17,7 @@ from fedscape.types import Array
 EXACT = 2**53  # largest integer up to which every integer is exact in float64
 DENSE = 2**22  # widest range of integers that a lookup array covers
 _CHUNK = 2**20
+_LEAVE_OUT = "or leave it out with --ignore (ignore=), or with the --columns of 'data group' (columns=)"
 _HINTS = {
     "decimal": "cast it to float64",
     "binary": "decode it to texts or numbers",
@@ -307,10 +308,7 @@ def check_type(name: str, kind: Any) -> None:
         if isinstance(inner, pa.BaseExtensionType):
             inner = inner.storage_type
         elif is_list(inner) and holds_texts(inner):
-            raise DataError(
-                f"column {name!r} has the Arrow type {kind}: make it one text a row, or leave it out with --ignore "
-                "(ignore=)"
-            )
+            raise DataError(f"column {name!r} has the Arrow type {kind}: make it one text a row, {_LEAVE_OUT}")
         elif is_list(inner) or (pa.types.is_dictionary(inner) and not is_text(inner)):
             inner = inner.value_type
         else:
@@ -320,7 +318,4 @@ def check_type(name: str, kind: Any) -> None:
     if is_text(inner) or any(test(inner) for test in (*plain, *times)):
         return
     hint = next((hint for word, hint in _HINTS.items() if word in str(inner)), "turn it into numbers or texts")
-    raise DataError(
-        f"column {name!r} has the Arrow type {kind}, which no column can hold: {hint}, or leave it out with --ignore "
-        "(ignore=)"
-    )
+    raise DataError(f"column {name!r} has the Arrow type {kind}, which no column can hold: {hint}, {_LEAVE_OUT}")

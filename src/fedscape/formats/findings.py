@@ -30,6 +30,7 @@ _LEAST_ROWS = 40
 _FAR = 100  # outlier: this many times the 98% range away from the median
 _FILL = "a study takes the mean instead; train takes --fill"
 _NO_CLASS = "such a row is in no class of it; train --method glm leaves it out, or takes --fill"
+_SUMS = frozenset(("total", "totals", "grand total", "subtotal", "sum", "summe", "gesamt", "insgesamt", "alle", "all"))
 _ORDER = (
     "leak", "text in numbers", "written", "spelling", "infinite", "outlier", "no label", "empty", "id", "weight",
     "code", "text", "date", "of client", "constant", "duplicate", "missing", "clients", "dialect", "sample",
@@ -274,6 +275,13 @@ def _of_clients(fed: Federation, target: str | None, columns: Sequence[ColumnKin
     if single:
         line = f"{single:,} of {len(fed):,} clients have one row"
         yield Finding("clients", "", line, "nothing of them can be held out to test on")
+    sums = np.flatnonzero([str(name).strip().casefold() in _SUMS for name in fed.ids])
+    if len(sums):
+        line = f"{len(sums):,} of {len(fed):,} clients {'is' if len(sums) == 1 else 'are'} named like a line of sums"
+        first = int(fed.offsets[sums[0]])
+        yield Finding(
+            "clients", "", line, "taken as a client: remove its rows if it is none", first, str(fed.ids[sums[0]])
+        )
     for kind in columns:
         if kind.name != target and kind.use and is_of_client(fed, kind.name):
             line = f"{kind.name!r} has one value in all rows of each client, which tells clients apart as an id does"

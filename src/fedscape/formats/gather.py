@@ -14,8 +14,9 @@ from fedscape.core.arrays import offsets_of
 from fedscape.errors import DataError
 from fedscape.formats.arrow import to_float
 from fedscape.formats.folder import Growing, seal_of, write_index
-from fedscape.formats.grouping import id_array
-from fedscape.formats.spill import Kind, Spill, text_array, uneven
+from fedscape.formats.grouping import ROWS, id_array
+from fedscape.formats.ranges import text_array
+from fedscape.formats.spill import Kind, Spill, uneven
 from fedscape.types import Array
 
 
@@ -51,7 +52,7 @@ class Part:
 
     @property
     def bytes(self) -> int:
-        """Bytes in the spill files."""
+        """Bytes in memory."""
         return sum(spill.bytes_of(self.number) for spill in self.spills)
 
 
@@ -69,7 +70,7 @@ def final_kinds(spills: Sequence[Spill], columns: Sequence[str]) -> dict[str, Ki
     """The type of each column over all runs: whole numbers become float64 if some are missing."""
     final = {}
     for name in columns:
-        kinds = {run.kinds[name] for spill in spills for run in spill.runs}
+        kinds = {run.columns[name].kind for spill in spills for run in spill.runs}
         shapes = {kind.shape for kind in kinds}
         if len(shapes) > 1:
             raise uneven(name, shapes)
@@ -117,16 +118,31 @@ def _copied(part: Part, layout: Layout, files: Mapping[str, Growing]) -> tuple[A
 
 def _grouped(part: Part, layout: Layout, files: Mapping[str, Growing]) -> tuple[Array, Array]:
     """Append the rows of a part, client after client; the ids and their numbers of rows."""
-    runs = [run for spill in part.spills for run in spill.read(part.number, layout.texts)]
-    each = [ids for ids, _ in runs]
-    order, who, sizes = arranged(pa.concat_arrays(each) if layout.texts else np.concatenate(each), layout.what)
-    del each
+    ids, columns = _loaded(part, layout)
+    order, who, sizes = arranged(ids, layout.what)
+    del ids
     for name, file in files.items():
-        pieces = [_final(values.pop(name), name, layout.kinds[name]) for _, values in runs]
-        column = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
-        del pieces
-        file.append(column.take(order, axis=0), name)
+        column = columns.pop(name)
+        for begin in range(0, len(order), ROWS):
+            file.append(column[order[begin : begin + ROWS]], name)
     return who, sizes
+
+
+def _loaded(part: Part, layout: Layout) -> tuple[Any, dict[str, Array]]:
+    """The ids and columns of a part, in the order of the spill files."""
+    n, begin = part.n_rows, 0
+    texts, whole = [], np.empty(0 if layout.texts else n, dtype=np.int64)
+    columns = {name: np.empty((n, *kind.shape), dtype=kind.dtype) for name, kind in layout.kinds.items()}
+    for ids, values in (run for spill in part.spills for run in spill.read(part.number, layout.texts)):
+        rows = slice(begin, begin + len(ids))
+        if layout.texts:
+            texts.append(ids)
+        else:
+            whole[rows] = ids
+        for name, kind in layout.kinds.items():
+            columns[name][rows] = _final(values[name], name, kind)
+        begin = rows.stop
+    return (pa.concat_arrays(texts) if layout.texts else whole), columns
 
 
 def _final(values: Array, name: str, kind: Kind) -> Array:
@@ -140,9 +156,7 @@ def arranged(ids: Any, what: str) -> tuple[Array, Array, Array]:
     [[1, 0, 2], [3, 7], [1, 2]]
     """
     if isinstance(ids, np.ndarray):
-        if ids.dtype == np.uint64 and ids.max() >= 2**63:
-            id_array([int(ids.max())], what)  # says that they do not fit
-        order, ordered = _sorted(ids.astype(np.int64, copy=False))
+        order, ordered = _sorted(ids)
         first = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
         return order, ordered[first], np.diff(np.append(first, len(ids)))
     encoded = ids.dictionary_encode()
@@ -160,7 +174,9 @@ def _sorted(ids: Array) -> tuple[Array, Array]:
     if (int(ids.max()) - low) >= 2 ** (63 - bits):
         order = np.argsort(ids, kind="stable")
         return order, ids[order]
-    packed = ((ids - low) << bits) | np.arange(len(ids))
+    packed = ids - low
+    packed <<= bits
+    packed |= np.arange(len(ids))
     packed.sort()
     order = packed & ((1 << bits) - 1)
     packed >>= bits

@@ -238,8 +238,9 @@ def clientless(client: str, what: str, row: int, missing: int = 0) -> DataError:
     """What is wrong where rows have no client, and what to do about it."""
     number = f", nor in {missing - 1:,} others" if missing > 1 else ""
     return DataError(
-        f"the client column {client!r} of {what} has no value in row {row:,}{number}: keep the rows that have one, in "
-        f"pandas table[table[{client!r}].notna()], or name another column with --client (client=)"
+        f"the client column {client!r} of {what} has no value in row {row:,}{number}: keep the rows that have one (in "
+        f"pandas table[table[{client!r}].notna()], in a scan filter=pyarrow.dataset.field({client!r}).is_valid()), or "
+        "name another column with --client (client=)"
     )
 
 
@@ -249,8 +250,8 @@ def check_client(source: Source, client: str) -> None:
     value = kind.value_type if pa.types.is_dictionary(kind) else kind
     if not (is_string(value) or pa.types.is_integer(value) or (pa.types.is_null(value) and source.n_rows == 0)):
         raise DataError(
-            f"the client column {client!r} must hold whole numbers or texts, not {kind}: make it one of them, or name "
-            "another with --client (client=)"
+            f"the client column {client!r} must hold whole numbers or texts, not {kind} as in {source.what}: make it "
+            "one of them, or name another with --client (client=)"
         )
 
 

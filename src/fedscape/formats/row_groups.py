@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import glob
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.dataset as ds
-import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from fedscape.errors import DataError, require
-from fedscape.formats.arrow import holds_strings
+from fedscape.errors import DataError
+from fedscape.formats.arrow import holds_strings, is_string
 from fedscape.formats.files import Name, one_line
 from fedscape.formats.grouping import Source
+from fedscape.formats.listing import Listing, key_type, listings_of
 from fedscape.formats.parquet import OPTIONS, Head, listed_names
 
-_GLOB = ("*", "?", "[")
 _BUFFER = 2**20  # bytes that are read of a column at a time
 _SCAN = ds.ParquetFragmentScanOptions(pre_buffer=False)
+_ENCODINGS = {"PLAIN", "RLE", "BIT_PACKED", "PLAIN_DICTIONARY", "RLE_DICTIONARY"}  # which pyarrow can keep as such
 _OWN_SCHEMA = "or scan a pyarrow dataset with a schema of your own"
 
 
@@ -42,7 +40,7 @@ def files_source(paths: Sequence[Name], filter: Any, wanted: Sequence[str] | Non
     if not paths:
         raise DataError("there is nothing to scan: name a file, folder, glob or URI")
     what = ", ".join(os.fspath(path) for path in paths[:3])
-    datasets = [_dataset(system, files) for system, files in _places(paths)]
+    datasets = _datasets(listings_of(paths))
     if wanted is not None:
         wanted = [part for name in wanted for part in _parts(name, datasets[0].schema)]
     return _source(datasets, what, filter, wanted, strict=True)
@@ -64,82 +62,37 @@ def _parts(name: str, schema: Any) -> list[str]:
     return [name] if name in schema.names else [part.strip() for part in name.split(",")]
 
 
-# -- places ------------------------------------------------------------------------------------------------------------
-
-
-def _places(paths: Sequence[Name]) -> list[tuple[Any, str | list[str]]]:
-    """A file system and a folder, or several files, for each part of what is named."""
-    places: list[tuple[Any, str | list[str]]] = []
-    for path in paths:
-        system, files = _named(os.fspath(path))
-        if isinstance(files, list) and places and isinstance(places[-1][1], list) and places[-1][0] == system:
-            places[-1][1].extend(files)
-        else:
-            places.append((system, files))
-    return places
-
-
-def _named(path: str) -> tuple[Any, str | list[str]]:
-    """The file system of a path, glob or URI (None is the local one), and the folder or the files that it names."""
-    if "://" in path:
-        system, inner = _file_system(path)
-        if any(sign in inner for sign in _GLOB):
-            return system, _matching(system, inner, path)
-        return system, inner if system.get_file_info(inner).type == pafs.FileType.Directory else [inner]
-    if any(sign in path for sign in _GLOB) and not Path(path).exists():
-        matches = sorted(glob.glob(path, recursive=True))
-        if not matches:
-            raise DataError(f"no file matches {path}: check the pattern")
-        return None, [file for match in matches for file in _files_of(match)]
-    if not Path(path).exists():
-        raise DataError(f"there is no file or folder {path}: check the path")
-    return None, path if Path(path).is_dir() else [path]
-
-
-def _files_of(path: str) -> list[str]:
-    """The file, or the files of the folder at any depth but those whose names begin with a dot or an underscore."""
-    if not Path(path).is_dir():
-        return [path]
-    inside = sorted(file.relative_to(path) for file in Path(path).rglob("*") if file.is_file())
-    return [os.path.join(path, file) for file in inside if not any(part[0] in "._" for part in file.parts)]
-
-
-def _file_system(uri: str) -> tuple[Any, str]:
-    """Resolve a URI to its file system and the path in it."""
-    try:
-        system, inner = pafs.FileSystem.from_uri(uri)
-        return system, inner
-    except pa.ArrowInvalid:
-        fsspec = require("fsspec", extra="lake")
+def _datasets(listings: Sequence[Listing]) -> list[ds.Dataset]:
+    """A dataset for each listing; the keys in their paths have the same types in all."""
+    values_of: dict[str, set[str]] = {}
+    for listing in listings:
+        for name, values in listing.keys().items():
+            values_of[name] = values_of.get(name, set()) | values
+    datasets: list[ds.Dataset] = []
+    for listing in listings:
+        how = {"format": "parquet", "filesystem": listing.system}
         try:
-            system, inner = fsspec.core.url_to_fs(uri)
-        except (ValueError, ImportError) as error:
-            raise DataError(f"nothing here opens {uri}: {one_line(error)}") from error
-        return pafs.PyFileSystem(pafs.FSSpecHandler(system)), inner
+            if not datasets:
+                first = ds.dataset(listing.files[:1], **how).schema
+                stored = {name: first.field(name).type if name in first.names else None for name in values_of}
+                kinds = pa.schema([(name, key_type(values, stored[name])) for name, values in values_of.items()])
+            base = {"partition_base_dir": listing.base} if listing.base else {}
+            keys = ds.partitioning(kinds, flavor="hive") if values_of else None
+            datasets.append(ds.dataset(listing.files, partitioning=keys, **how, **base))
+        except (OSError, ValueError, TypeError) as error:  # pa.ArrowInvalid is a ValueError
+            raise _unreadable(listing.files[0], error) from error
+    return datasets
 
 
-def _matching(system: Any, pattern: str, uri: str) -> list[str]:
-    """The files of a file system that match a pattern, sorted."""
-    fixed = pattern[: min(pattern.index(sign) for sign in _GLOB if sign in pattern)]
-    folder = fixed.rpartition("/")[0]
-    entries = system.get_file_info(pafs.FileSelector(folder, recursive=True))
-    matches = sorted(info.path for info in entries if info.is_file and fnmatchcase(info.path, pattern))
-    if not matches:
-        raise DataError(f"no file matches {uri}: check the pattern")
-    return matches
-
-
-def _dataset(system: Any, files: str | list[str]) -> ds.Dataset:
-    first = files if isinstance(files, str) else files[0]
-    try:
-        return ds.dataset(files, format="parquet", partitioning="hive", filesystem=system)
-    except (OSError, ValueError, TypeError) as error:  # pa.ArrowInvalid is a ValueError
-        if "magic bytes" in str(error):
-            raise DataError(
-                f"{first} is no Parquet, which alone can be scanned: 'fedscape data convert' reads CSV and others and "
-                "writes .parquet"
-            ) from None
-        raise DataError(f"{first} cannot be scanned as Parquet: {one_line(error)}") from error
+def _unreadable(file: str, error: Exception) -> DataError:
+    if "magic bytes" in str(error) or "file size is" in str(error):
+        return DataError(
+            f"{file} is no Parquet, which alone can be scanned, or is cut off: 'fedscape data convert' reads CSV and "
+            "others and writes .parquet; a glob such as 'lake/**/*.parquet' leaves other files out"
+        )
+    if isinstance(error, FileNotFoundError):
+        return DataError(f"{one_line(error)} is no file, perhaps a link to nothing: remove it")
+    return DataError(f"{file} cannot be read as Parquet: {one_line(error)}")
 
 
 # -- row groups --------------------------------------------------------------------------------------------------------
@@ -168,13 +121,21 @@ class _RowGroup:
     def _streamed(self, columns: list[str], own: list[str], rows: int) -> Iterator[Any]:
         """Decode as many rows at a time as are asked for: a scanner takes the memory of a whole row group."""
         groups = [info.id for info in self.fragment.row_groups]
-        with self.fragment.open() as opened, pq.ParquetFile(opened, buffer_size=_BUFFER, **OPTIONS) as file:
+        options = {"buffer_size": _BUFFER, "read_dictionary": self._dictionaries(groups[0], own), **OPTIONS}
+        with self.fragment.open() as opened, pq.ParquetFile(opened, **options) as file:
             for batch in file.iter_batches(rows, row_groups=groups, columns=own, use_threads=False):
                 batch.validate(full=True)  # a damaged page can hold offsets out of bounds
                 arrays = {name: batch.column(name) for name in own}
                 for name, value in (self.keys or {}).items():
                     arrays[name] = pa.repeat(pa.scalar(value, self.schema.field(name).type), batch.num_rows)
                 yield pa.RecordBatch.from_pydict({name: arrays[name] for name in columns})
+
+    def _dictionaries(self, group: int, own: list[str]) -> list[str]:
+        """The texts that the file holds as dictionaries: decoded to such, each text is looked up once."""
+        about = self.fragment.metadata.row_group(group)
+        chunks = (about.column(j) for j in range(about.num_columns))
+        as_dictionaries = {chunk.path_in_schema for chunk in chunks if _ENCODINGS.issuperset(chunk.encodings)}
+        return [n for n in own if n in as_dictionaries and is_string(self.schema.field(n).type)]
 
     def _scanned(self, columns: list[str], rows: int) -> Iterator[Any]:
         scanner = self.fragment.scanner(
@@ -195,9 +156,10 @@ def _source(
     schema = datasets[0].schema
     if len(schema.names) == 0:
         raise DataError(f"{what} holds no Parquet file: name the right folder")
-    pieces, heads = [], []
-    try:
-        for fragment in (each for dataset in datasets for each in dataset.get_fragments(filter=filter)):
+    pieces: list[Source] = []
+    heads: list[Head] = []
+    for fragment in _fragments(datasets, what, filter):
+        try:
             keys = ds.get_partition_keys(fragment.partition_expression)
             heads.append(Head(Path(fragment.path), fragment.physical_schema, 0, 0, 0))
             if strict:
@@ -206,10 +168,12 @@ def _source(
             for group in fragment.split_by_row_group(filter=filter, schema=schema):
                 numbers = ", ".join(str(info.id) for info in group.row_groups)
                 one = f"row group {numbers} of {fragment.path}"
+                if strict:
+                    _check_keys(one, keys, heads[-1].schema, group.row_groups[0].statistics, wanted)
                 n = sum(info.num_rows for info in group.row_groups) if filter is None else -1
                 pieces.append(Source(one, schema, n, _RowGroup(group, schema, filter, stream, one)))
-    except (OSError, pa.ArrowException) as error:
-        raise DataError(f"{what} cannot be read: {one_line(error)}") from error
+        except (OSError, pa.ArrowException) as error:
+            raise _unreadable(fragment.path, error) from error
 
     def batches(columns: list[str], rows: int) -> Iterator[Any]:
         for piece in pieces:
@@ -219,6 +183,27 @@ def _source(
     if filter is not None:
         n_rows = sum(_counted(dataset, what, filter) for dataset in datasets)
     return Source(what, schema, n_rows, batches, names=listed_names(heads), pieces=tuple(pieces))
+
+
+def _fragments(datasets: Sequence[ds.Dataset], what: str, filter: Any) -> Iterator[Any]:  # noqa: A002
+    try:
+        yield from (each for dataset in datasets for each in dataset.get_fragments(filter=filter))
+    except (OSError, pa.ArrowException) as error:
+        raise DataError(f"{what} cannot be filtered: {one_line(error)}") from error
+
+
+def _check_keys(
+    what: str, keys: Mapping[str, Any], stored: Any, statistics: Mapping[str, Any] | None, wanted: Sequence[str] | None
+) -> None:
+    """Refuse a column that is in the path and in the file, unless all its values are those of the path."""
+    for name in {*keys} & {*stored.names} & {*(keys if wanted is None else wanted)}:
+        limits = (statistics or {}).get(name)
+        if limits is None or not limits["min"] == limits["max"] == keys[name]:
+            holds = "no statistics of it" if limits is None else f"{limits['min']!r} to {limits['max']!r}"
+            raise DataError(
+                f"column {name!r} is {keys[name]!r} in the path of {what}, which holds {holds}: rename one, or leave "
+                "the column out of columns="
+            )
 
 
 def _check_same(head: Head, keys: Mapping[str, Any], first: Path, schema: Any, wanted: Sequence[str] | None) -> None:

@@ -1,7 +1,7 @@
 """Group rows by client out of core, on all cores or as tasks of a cluster, into a folder of shards.
 
 A sample of the ids chooses ranges of ids, one for each part. Tasks read pieces of the source once and append their
-rows to a spill file each, ordered by part (`spill`). Then each part is grouped in memory and written as a shard
+rows to a spill file each, ordered by part (`spill`). Then each part is grouped in memory; several make a shard
 (`gather`). A part that came out too large is scattered again over smaller ranges. Memory beside the working memory: the
 distinct texts of each text column. The folder appears under its final name only when it is complete.
 """
@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -28,10 +30,12 @@ from fedscape.formats.files import Name, new_folder
 from fedscape.formats.folder import INDEX
 from fedscape.formats.gather import Layout, Part, Written, final_kinds, gather, unique_sample
 from fedscape.formats.grouping import Source, check_client, choose_columns, keyed
+from fedscape.formats.ranges import splitters_of, thinned
 from fedscape.formats.sharded import write_sharded
 from fedscape.formats.spill import (
     BATCH,
     LEAST_BATCH,
+    PIECE,
     Spill,
     batches_of,
     checked_clients,
@@ -40,8 +44,6 @@ from fedscape.formats.spill import (
     respill,
     sample,
     scatter,
-    splitters_of,
-    thinned,
 )
 from fedscape.types import Array
 
@@ -49,6 +51,8 @@ MEMORY = 2**29  # default bytes of working memory
 MOST_PARTS = 4096  # maximum number of parts of one scattering
 MOST_FILES = 2**13  # of columns: the system maps few files more into one process
 STREAM_PARTS = 64  # number of parts for a source of unknown length
+CACHED = 2**23  # bytes of a part that is grouped within the caches of a core
+_LEAST_SHARD = 2**25  # bytes of a shard, where one task would be enough
 _NEED = 2.5  # working memory of grouping a part, in units of its bytes
 T = TypeVar("T")
 
@@ -255,20 +259,29 @@ class Plan:
 
     def gather(self, parts: Sequence[Part], draft: Path) -> list[Written]:
         """Group the parts and write them as shards; a single shard is written into the draft itself."""
-        before = np.concatenate(([0], np.cumsum([part.n_rows for part in parts]))).tolist()
-        each = -(-len(parts) * max(1, len(self.columns)) // MOST_FILES)
-        begins = range(0, len(parts), each)
-        alone = len(begins) == 1
+        shards = self._packed(parts)
+        before = np.cumsum([0, *(sum(part.n_rows for part in shard) for shard in shards)]).tolist()
+        alone = len(shards) == 1
         items = [
-            (parts[begin : begin + each], draft if alone else draft / f"part-{i:05d}", None if alone else before[begin])
-            for i, begin in enumerate(begins)
+            (shard, draft if alone else draft / f"part-{i:05d}", None if alone else before[i])
+            for i, shard in enumerate(shards)
         ]
         return self.tasks.map(partial(_gather, layout=self.layout), items)
 
+    def _packed(self, parts: Sequence[Part]) -> list[list[Part]]:
+        """Consecutive parts that make a shard each: shards for all tasks, but no more files than can be mapped."""
+        begins = np.cumsum([0, *(part.bytes for part in parts)])
+        some = max(_LEAST_SHARD, begins[-1] / self.tasks.number)
+        size = max(min(some, self.share / _NEED), begins[-1] * max(1, len(self.columns)) / MOST_FILES)
+        shards = groupby(zip(begins // size, parts, strict=False), key=itemgetter(0))
+        return [[part for _, part in shard] for _, shard in shards]
+
 
 def how_many(n_rows: int, row_bytes: int, memory: int) -> int:
-    """Number of parts so that grouping each of them stays within this memory."""
-    return min(MOST_PARTS, max(1, math.ceil(_NEED * n_rows * row_bytes / memory)))
+    """Number of parts: each is grouped within this memory, and in the caches where runs can have pieces for that."""
+    size = n_rows * row_bytes
+    cached = min(math.ceil(size / CACHED), memory // (3 * PIECE))
+    return min(MOST_PARTS, max(1, math.ceil(_NEED * size / memory), cached))
 
 
 def row_bytes(source: Source, whose: str, columns: Sequence[str]) -> int:

@@ -1,13 +1,14 @@
 """Scatter rows over parts on disk: each part holds a range of the client ids, and all rows of a client.
 
-Rows are taken a run at a time, as many as the memory allows. A run is ordered by part and appended to a spill file,
-part after part; within a part the ids come first and then each column. So a part of a run is read back with one call,
-and a spill file stays one file for any number of parts.
+Rows are taken a run at a time: a batch, or several where there are many parts. A run is ordered by part and appended to
+a spill file, part after part; within a part the ids come first and then each column, whole numbers in as few bytes as
+hold them. So a part of a run is read back with one call, and a spill file stays one file for any number of parts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,15 +20,16 @@ from fedscape import disk
 from fedscape.errors import DataError
 from fedscape.formats.arrow import Codes, holds_texts, is_string, to_float, to_numpy
 from fedscape.formats.files import reading
-from fedscape.formats.grouping import Source, clientless
+from fedscape.formats.grouping import Source, clientless, id_array
+from fedscape.formats.ranges import SAMPLE_TEXTS, Ranges, thinned
 from fedscape.types import Array
 
 BATCH = 2**18  # most rows per batch that a source is asked for
 LEAST_BATCH = 2**10
 SAMPLE = 2**20  # ids from which the ranges of the parts are chosen
-SAMPLE_TEXTS = 2**16  # the same for texts, each of which is an object
 MOST_BYTES = 1024  # of an id: all ids of a Federation take as much room as the longest
 _SAMPLED = 16  # pieces of a source that the sample is from
+PIECE = 2**17  # bytes of a part in a run, about: smaller ones would be as many calls to read back
 _UNKNOWN = 2**12  # ids of a batch, where the length of a piece is not known
 _ROW_BYTES = 16  # working memory per row beside its columns
 
@@ -38,10 +40,18 @@ class Kind(NamedTuple):
     dtype: str
     shape: tuple[int, ...]
 
+
+class _Stored(NamedTuple):
+    """A column of a run: its type and shape, and the type that it has in the file."""
+
+    kind: Kind
+    dtype: str
+
     @property
-    def bytes(self) -> int:
-        """Bytes of one row."""
-        return int(np.dtype(self.dtype).itemsize * np.prod(self.shape, dtype=np.int64))
+    def saved(self) -> int:
+        """Bytes per row that the file saves."""
+        elements = math.prod(self.kind.shape)
+        return elements * (np.dtype(self.kind.dtype).itemsize - np.dtype(self.dtype).itemsize)
 
 
 @dataclass(frozen=True)
@@ -54,7 +64,7 @@ class Run:
 
     ends: Array
     positions: Array
-    kinds: dict[str, Kind]
+    columns: dict[str, _Stored]
 
 
 @dataclass
@@ -76,12 +86,16 @@ class Spill:
         return sum(int(run.ends[part + 1] - run.ends[part]) for run in self.runs)
 
     def bytes_of(self, part: int) -> int:
-        """Bytes of a part."""
-        return sum(int(run.positions[part + 1] - run.positions[part]) for run in self.runs)
+        """Bytes of a part in memory."""
+        saved = sum(
+            int(run.ends[part + 1] - run.ends[part]) * sum(column.saved for column in run.columns.values())
+            for run in self.runs
+        )
+        return saved + sum(int(run.positions[part + 1] - run.positions[part]) for run in self.runs)
 
     def only(self, part: int) -> Spill:
         """The same file with this part alone, as its part 0: all that a task needs to read it."""
-        runs = [Run(run.ends[part : part + 2], run.positions[part : part + 2], run.kinds) for run in self.runs]
+        runs = [Run(run.ends[part : part + 2], run.positions[part : part + 2], run.columns) for run in self.runs]
         runs = [run for run in runs if run.ends[0] < run.ends[1]]
         return Spill(self.path, runs, ranks=self.ranks, n_rows=self.rows_of(part))
 
@@ -94,14 +108,25 @@ class Spill:
                     content = disk.read_at(file.fileno(), int(run.positions[part + 1]) - begin, begin)
                     if len(content) != run.positions[part + 1] - begin:
                         raise DataError(f"the spill file {self.path} is shorter than what was written to it")
-                    ids, values = _parsed(content, n, run.kinds, texts)
-                    yield (
-                        ids,
-                        {
-                            name: self.ranks[name][column] if name in self.ranks else column
-                            for name, column in values.items()
-                        },
-                    )
+                    yield self._parsed(content, n, run.columns, texts)
+
+    def _parsed(
+        self, content: bytes, n: int, columns: Mapping[str, _Stored], texts: bool
+    ) -> tuple[Any, dict[str, Array]]:
+        """Ids and columns of n rows in these bytes."""
+        values, position, ids = {}, 0, None
+        if texts:
+            lengths = np.frombuffer(content, dtype=np.int32, count=n)
+            offsets = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
+            letters = pa.py_buffer(content).slice(4 * n, int(offsets[-1]))
+            ids = pa.LargeStringArray.from_buffers(n, pa.py_buffer(offsets.astype(np.int64)), letters)
+            position = 4 * n + int(offsets[-1])
+        for name, (kind, dtype) in columns.items():
+            count = n * math.prod(kind.shape)
+            array = np.frombuffer(content, dtype=dtype, count=count, offset=position).reshape(n, *kind.shape)
+            position += array.nbytes
+            values[name] = self.ranks[name][array] if name in self.ranks else array.astype(kind.dtype, copy=False)
+        return (ids if texts else values.pop("")), values
 
 
 # -- writing -----------------------------------------------------------------------------------------------------------
@@ -126,10 +151,10 @@ def scatter(
         Approximate bytes to work with, and rows to read at a time.
     """
     codes: dict[str, Codes] = {}
-    spill = Spill(str(path))
+    spill, ranges = Spill(str(path)), Ranges(splitters)
     with path.open("wb") as file:
-        for ids, values in _runs(sources, client, columns, codes, memory, rows):
-            spill.runs.append(_append(file, ids, values, part_of(ids, splitters), len(splitters) + 1))
+        for ids, values in _runs(sources, client, columns, codes, min(memory // 3, ranges.number * PIECE), rows):
+            spill.runs.append(_append(file, ids, values, ranges))
             spill.n_rows += len(ids)
     spill.texts = {name: list(each.table) for name, each in codes.items()}
     return spill
@@ -137,23 +162,25 @@ def scatter(
 
 def respill(spills: Sequence[Spill], part: int, splitters: Array, path: Path, *, texts: bool) -> Spill:
     """Scatter one part of spill files anew, over smaller ranges of ids; its codes are final."""
-    finer = Spill(str(path))
+    finer, ranges = Spill(str(path)), Ranges(splitters)
     with path.open("wb") as file:
         for spill in spills:
             for ids, values in spill.read(part, texts):
-                finer.runs.append(_append(file, ids, values, part_of(ids, splitters), len(splitters) + 1))
+                finer.runs.append(_append(file, ids, values, ranges))
                 finer.n_rows += len(ids)
     return finer
 
 
 def _runs(
-    sources: Iterable[Source], client: str, columns: Sequence[str], codes: dict[str, Codes], memory: int, rows: int
+    sources: Iterable[Source], client: str, columns: Sequence[str], codes: dict[str, Codes], least: int, rows: int
 ) -> Iterator[tuple[Any, dict[str, Array]]]:
-    """Yield the ids and columns of as many rows at a time as the memory allows."""
+    """Yield the ids and columns of batches, joined until they take more than `least` bytes."""
     ids: list[Any] = []
     parts: list[dict[str, Array]] = []
-    held = done = 0
+    shapes: dict[str, tuple[int, ...]] = {}
+    held = 0
     for source in sources:
+        done = 0
         for name in columns:
             if name not in codes and holds_texts(source.schema.field(name).type):
                 codes[name] = Codes(source.names.get(name, ()))
@@ -167,15 +194,29 @@ def _runs(
                         f"schema, but its rows hold {batch.column(client).type}: cast it"
                     )
                 ids.append(checked_clients(batch.column(client), client, source.what, done))
-                parts.append({name: to_numpy(batch.column(name), name, codes.get(name) or Codes()) for name in columns})
+                parts.append(_converted(batch, columns, codes, shapes, source.what))
             held += sum(values.nbytes for values in parts[-1].values()) + _ROW_BYTES * batch.num_rows
             held += 0 if isinstance(ids[-1], np.ndarray) else 2 * ids[-1].nbytes
             done += batch.num_rows
-            if 3 * held > memory:
+            if held > least:
                 yield _joined(ids, parts, columns)
                 ids, parts, held = [], [], 0
     if ids:
         yield _joined(ids, parts, columns)
+
+
+def _converted(
+    batch: Any, columns: Sequence[str], codes: Mapping[str, Codes], shapes: dict[str, tuple[int, ...]], what: str
+) -> dict[str, Array]:
+    """The columns of a batch; errors say where it is from."""
+    try:
+        values = {name: to_numpy(batch.column(name), name, codes.get(name) or Codes()) for name in columns}
+        for name, column in values.items():
+            if shapes.setdefault(name, column.shape[1:]) != column.shape[1:]:
+                raise uneven(name, {shapes[name], column.shape[1:]})
+    except DataError as error:
+        raise DataError(f"{what}: {error}") from None
+    return values
 
 
 def batches_of(source: Source, columns: list[str], rows: int = BATCH) -> Iterator[Any]:
@@ -196,7 +237,10 @@ def checked_clients(column: Any, name: str, what: str, before: int) -> Any:
     if column.null_count:
         raise clientless(name, what, before + int(np.argmax(column.is_null().to_numpy(zero_copy_only=False))))
     if not has_texts(column.type):
-        return column.to_numpy()
+        ids = column.to_numpy()
+        if ids.dtype == np.uint64 and len(ids) and ids.max() >= 2**63:
+            id_array([int(ids.max())], what)  # says that they do not fit
+        return ids.astype(np.int64, copy=False)
     texts = column.cast(pa.large_string())
     texts.validate(full=True)  # bytes that are no text
     offsets = np.frombuffer(texts.buffers()[1], dtype=np.int64)[texts.offset : texts.offset + len(texts) + 1]
@@ -216,9 +260,6 @@ def _joined(ids: list[Any], parts: list[dict[str, Array]], columns: Sequence[str
     values = {}
     for name in columns:
         pieces = [part.pop(name) for part in parts]
-        shapes = {piece.shape[1:] for piece in pieces}
-        if len(shapes) > 1:
-            raise uneven(name, shapes)
         types = {piece.dtype for piece in pieces}
         if len(types) > 1 and all(each.kind in "biuf" for each in types):  # whole numbers, some of which are missing
             pieces = [to_float(piece, name) for piece in pieces]
@@ -235,55 +276,18 @@ def uneven(name: str, shapes: Iterable[tuple[int, ...]]) -> DataError:
     )
 
 
-def part_of(ids: Any, splitters: Array) -> Array:
-    """The part of each row: how many splitters are not above its id."""
-    if len(splitters) == 0:
-        return np.zeros(len(ids), dtype=np.uint16)
-    if isinstance(ids, np.ndarray):
-        if ids.dtype.kind == "u":
-            return np.searchsorted(splitters, ids, side="right").astype(np.uint16)
-        return _part_of_integers(ids.astype(np.int64, copy=False), splitters)
-    encoded = ids.dictionary_encode()
-    slices = (
-        encoded.dictionary.slice(begin, SAMPLE_TEXTS) for begin in range(0, len(encoded.dictionary), SAMPLE_TEXTS)
-    )
-    distinct = [np.searchsorted(splitters, text_array(each), side="right").astype(np.uint16) for each in slices]
-    part: Array = np.concatenate(distinct)[encoded.indices.to_numpy()]
-    return part
-
-
-def _part_of_integers(ids: Array, splitters: Array) -> Array:
-    """The same through a table over buckets of ids; only buckets that hold a splitter are searched."""
-    low, high = int(splitters[0]), int(splitters[-1])
-    if high - low >= 2**62 or low == np.iinfo(np.int64).min:
-        return np.searchsorted(splitters, ids, side="right").astype(np.uint16)
-    shift = max(0, (high - low).bit_length() - 16)
-    inside = np.clip(ids, low - 1, high) - (low - 1)  # 0 is below all splitters
-    first = ((np.arange(((high - low + 1) >> shift) + 1, dtype=np.int64)) << shift) + (low - 1)
-    least = np.searchsorted(splitters, first, side="right").astype(np.uint16)
-    most = np.searchsorted(splitters, first + ((1 << shift) - 1), side="right").astype(np.uint16)
-    bucket = inside >> shift
-    part: Array = least[bucket]
-    if shift:
-        unsure = np.flatnonzero((least != most)[bucket])
-        part[unsure] = np.searchsorted(splitters, ids[unsure], side="right")
-    return part
-
-
-def text_array(texts: Any) -> Array:
-    """Arrow texts as NumPy texts, whose order is that of the ids of a Federation."""
-    return np.array(texts.to_pylist(), dtype=str) if len(texts) else np.empty(0, dtype="<U1")
-
-
-def _append(file: Any, ids: Any, values: dict[str, Array], part: Array, number: int) -> Run:
+def _append(file: Any, ids: Any, values: dict[str, Array], ranges: Ranges) -> Run:
     """Write rows in the order of their parts, part after part."""
+    part, number = ranges.part_of(ids), ranges.number
     order = np.argsort(part, kind="stable")  # a radix sort: parts are 16 bits
     ends = np.concatenate(([0], np.cumsum(np.bincount(part, minlength=number))))
-    kinds = {name: Kind(column.dtype.str, column.shape[1:]) for name, column in values.items()}
-    columns = [_Bytes(ids.take(order) if isinstance(ids, np.ndarray) else ids.take(pa.array(order)))]
-    columns += [_Bytes(values.pop(name).take(order, axis=0)) for name in list(values)]
-    if isinstance(ids, np.ndarray):
-        kinds = {"": Kind(ids.dtype.str, ()), **kinds}
+    texts = not isinstance(ids, np.ndarray)
+    stored, columns = {}, [_Bytes(ids.take(pa.array(order)))] if texts else []
+    for name in ([] if texts else [""]) + list(values):
+        column = values.pop(name) if name else ids
+        narrow = _narrow(column)
+        stored[name] = _Stored(Kind(column.dtype.str, column.shape[1:]), narrow.dtype.str)
+        columns.append(_Bytes(narrow.take(order, axis=0)))
     positions = np.empty(number + 1, dtype=np.int64)
     position = file.tell()
     for p in range(number):
@@ -293,7 +297,22 @@ def _append(file: Any, ids: Any, values: dict[str, Array], part: Array, number: 
                 for piece in column.rows(int(ends[p]), int(ends[p + 1])):
                     position += file.write(piece)
     positions[number] = position
-    return Run(ends, positions, kinds)
+    return Run(ends, positions, stored)
+
+
+def _narrow(values: Array) -> Array:
+    """The same whole numbers in as few bytes as hold them.
+
+    >>> _narrow(np.array([300, -1])).dtype.str
+    '<i2'
+    """
+    if values.dtype.kind not in "iu" or not values.size:
+        return values
+    low, high = int(values.min()), int(values.max())
+    for size in (1, 2, 4):
+        if size < values.dtype.itemsize and -(2 ** (8 * size - 1)) <= low <= high < 2 ** (8 * size - 1):
+            return values.astype(f"i{size}")
+    return values
 
 
 class _Bytes:
@@ -310,7 +329,7 @@ class _Bytes:
             self._set(np.diff(offsets).astype(np.int32))
 
     def _set(self, values: Array) -> None:
-        self.width = int(values.dtype.itemsize * np.prod(values.shape[1:], dtype=np.int64))
+        self.width = values.dtype.itemsize * math.prod(values.shape[1:])
         self.flat: memoryview = np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
 
     def rows(self, begin: int, end: int) -> list[memoryview]:
@@ -319,26 +338,6 @@ class _Bytes:
             offsets, letters = self.texts
             pieces.append(letters[int(offsets[begin]) : int(offsets[end])])
         return pieces
-
-
-def _parsed(content: bytes, n: int, kinds: dict[str, Kind], texts: bool) -> tuple[Any, dict[str, Array]]:
-    """Ids and columns of n rows, as views of their bytes."""
-    values, position, ids = {}, 0, None
-    if texts:
-        lengths = np.frombuffer(content, dtype=np.int32, count=n)
-        offsets = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
-        letters = pa.py_buffer(content).slice(4 * n, int(offsets[-1]))
-        ids = pa.LargeStringArray.from_buffers(n, pa.py_buffer(offsets.astype(np.int64)), letters)
-        position = 4 * n + int(offsets[-1])
-    for name, kind in kinds.items():
-        count = n * int(np.prod(kind.shape, dtype=np.int64))
-        array = np.frombuffer(content, dtype=kind.dtype, count=count, offset=position).reshape(n, *kind.shape)
-        position += array.nbytes
-        if name == "" and not texts:
-            ids = array
-        else:
-            values[name] = array
-    return ids, values
 
 
 # -- choosing the ranges -----------------------------------------------------------------------------------------------
@@ -351,9 +350,10 @@ def sample(source: Source, pieces: Sequence[Source], client: str) -> Any:
     most = most_of(source.schema.field(client).type)
     samples: list[Any] = []
     for piece in chosen:
-        wanted = max(1, most // len(chosen))
+        wanted, done = max(1, most // len(chosen)), 0
         for batch in batches_of(piece, [client]):
-            ids = checked_clients(batch.column(client), client, piece.what, 0)
+            ids = checked_clients(batch.column(client), client, piece.what, done)
+            done += len(ids)
             samples.append(thinned(ids, max(1, piece.n_rows // wanted if piece.n_rows > 0 else len(ids) // _UNKNOWN)))
     return np.concatenate(samples) if samples else np.empty(0, dtype=np.int64)
 
@@ -361,23 +361,3 @@ def sample(source: Source, pieces: Sequence[Source], client: str) -> Any:
 def most_of(kind: Any) -> int:
     """About how many ids of this Arrow type to look at."""
     return SAMPLE_TEXTS if has_texts(kind) else SAMPLE
-
-
-def thinned(ids: Any, step: int) -> Array:
-    """Every `step`-th id of a batch, as an array of its own."""
-    some = ids[::step]
-    return some.copy() if isinstance(some, np.ndarray) else text_array(some)
-
-
-def splitters_of(ids: Array, parts: int) -> Array:
-    """First ids of parts 1, 2, ... so that a sample is spread evenly; fewer if ids repeat.
-
-    >>> splitters_of(np.array([5, 1, 2, 2, 9, 7]), 3).tolist()
-    [2, 7]
-    """
-    if len(ids) == 0 or parts < 2:
-        return ids[:0]
-    ordered = np.sort(ids)
-    firsts = np.unique(ordered[(np.arange(1, parts) * len(ordered)) // parts])
-    splitters: Array = firsts[firsts > ordered[0]]
-    return splitters

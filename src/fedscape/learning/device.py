@@ -8,7 +8,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,7 +20,11 @@ from fedscape.errors import DataError
 from fedscape.learning.layers import Module, keyed_layers, trainable_copy
 from fedscape.learning.local import LocalSGD
 from fedscape.learning.losses import cross_entropy
-from fedscape.types import Array, Tensor
+from fedscape.types import Array, Tensor, Tensors
+
+if TYPE_CHECKING:
+    from fedscape.core.kept import Pages
+    from fedscape.learning.pages import Pager
 
 
 class Held(NamedTuple):
@@ -62,9 +66,10 @@ def is_same_memory(a: Array, b: Array) -> bool:
 
 
 def _stand_in(values: Tensor) -> Array:
-    """NaN in the shape and type of a tensor, one number in memory."""
+    """NaN (zero if not float) in the shape and type of a tensor, one number in memory."""
     kind = torch.empty(0, dtype=values.dtype).numpy().dtype
-    return np.broadcast_to(np.array(np.nan, dtype=kind), tuple(values.shape))
+    number = np.array(np.nan if values.is_floating_point() else 0, dtype=kind)
+    return np.broadcast_to(number, tuple(values.shape))
 
 
 _ON_DEVICE: dict[tuple[int, str], tuple[Any, Tensor]] = {}
@@ -202,6 +207,48 @@ class Device:
         torch.cuda.synchronize(self.local.device)
         return {name: values.numpy() for name, values in pinned.items()}
 
+    # -- what clients keep ---------------------------------------------------------------------------------------------
+
+    @property
+    def keeps(self) -> bool:
+        """Whether what clients keep may stay on the device between rounds."""
+        return self.local.on_gpu and self.local.keep_on_device > 0
+
+    @functools.cached_property
+    def pager(self) -> Pager:
+        """What leaves it there."""
+        from fedscape.learning.pages import Pager
+
+        return Pager(self, int(self.local.keep_on_device * self._free()))
+
+    def _free(self) -> int:
+        """Bytes of a GPU that nothing holds."""
+        device = self.local.device
+        if not self.local.on_gpu:
+            return 0
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0] + unused)
+
+    def left(self, tensors: Mapping[str, Tensor]) -> dict[str, Array | Pages]:
+        """Rows [clients, ...] as what clients keep: on the device as far as they may stay there, else on the host."""
+        return {**self.pager.left(tensors)} if self.keeps else {**self.fetched(tensors)}
+
+    def kept_rows(self, clients: Federation, name: str, otherwise: Tensor) -> Tensor:
+        """What each client keeps, one row each, on the device; `otherwise` for a client that keeps nothing.
+
+        The rows must not be written to.
+        """
+        kept, common = clients.kept.get(name), otherwise.expand(len(clients), *otherwise.shape)
+        if kept is None or not len(kept.flat):
+            return common
+        flat: Any = kept.flat
+        rows = self.sent(flat) if isinstance(flat, np.ndarray) else self.pager.tensor(flat)
+        if len(rows) == len(clients) and (kept.lengths > 0).all():
+            return rows
+        out = common.clone()
+        out[self.sent(np.flatnonzero(kept.lengths))] = rows
+        return out
+
     # -- the state between rounds --------------------------------------------------------------------------------------
 
     def tensor(self, name: str, values: Array) -> Tensor:
@@ -216,28 +263,37 @@ class Device:
         """Whether the state stays on the device between rounds, beside its copy in host memory."""
         return self.local.on_gpu
 
-    def arrays(self, tensors: dict[str, Tensor], *, unseen: bool = False) -> dict[str, Array]:
-        """Tensors as arrays of the state; on a GPU the tensors stay there for the next round.
+    def unseen(self, tensors: dict[str, Tensor]) -> dict[str, Array]:
+        """Arrays of the state that stand for tensors, known to be finite, which stay on the device alone.
 
-        Where nobody is going to look at them, floats need not cross: `unseen` gives arrays that are NaN all over, which
-        stand for the tensors until `seen` has their numbers.
+        Nothing waits for the device. The arrays are NaN all over (zero, if not floats) until `seen` has their numbers.
         """
+        if not self.holds:
+            return self.arrays(tensors)
+        self._held |= {n: Held(_stand_in(v), v, finite=True, crossed=False) for n, v in tensors.items()}
+        return {n: self._held[n].array for n in tensors}
+
+    def arrays(self, tensors: dict[str, Tensor]) -> dict[str, Array]:
+        """Tensors as arrays of the state; on a GPU the tensors stay there, too, for the next round."""
         if not self.holds:
             return {name: values.cpu().numpy() for name, values in tensors.items()}
         floats = [n for n, values in tensors.items() if values.is_floating_point() and values.numel()]
         largest = torch._foreach_norm([tensors[n] for n in floats], float("inf")) if floats else []
         good = torch.isfinite(torch.stack([size.to(torch.float64) for size in largest])) if floats else None
-        arrays = self.fetched({n: v for n, v in tensors.items() if not (unseen and n in floats)})
-        arrays |= {n: _stand_in(tensors[n]) for n in floats if unseen}
+        arrays = self.fetched(tensors)
         finite = {} if good is None else dict(zip(floats, good.tolist(), strict=True))
         for n, values in tensors.items():
-            self._held[n] = Held(arrays[n], values, finite.get(n, True), not (unseen and n in floats))
+            self._held[n] = Held(arrays[n], values, finite.get(n, True))
         return arrays
 
-    def seen(self, state: Mapping[str, Array]) -> dict[str, Array]:
-        """The state with its numbers where `arrays` left them on the device."""
+    def only_here(self, state: Mapping[str, Array]) -> Tensors:
+        """The tensors of a state that `unseen` left on the device."""
         held = {n: self._held[n] for n in state if n in self._held and not self._held[n].crossed}
-        return {**state, **self.fetched({n: h.tensor for n, h in held.items() if is_same_memory(h.array, state[n])})}
+        return {n: h.tensor for n, h in held.items() if is_same_memory(h.array, state[n])}
+
+    def seen(self, state: Mapping[str, Array]) -> dict[str, Array]:
+        """The state with its numbers where `unseen` left them on the device."""
+        return {**state, **self.fetched(self.only_here(state))}
 
     def known_finite(self, state: Mapping[str, Array]) -> bool:
         """Whether every float of this state came from `arrays` and was checked on the device."""

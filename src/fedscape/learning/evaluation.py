@@ -94,7 +94,7 @@ def evaluate(
     local
         Says model, loss and columns.
     state
-        A state with `model.<parameter>` arrays.
+        A state with `model.<parameter>` arrays, or tensors on the device.
     federation
         The clients with the rows to evaluate on.
     threads
@@ -228,7 +228,10 @@ def checked_params(local: LocalSGD, params: Mapping[str, Array]) -> Arrays:
 def tensors_of(local: LocalSGD, params: Mapping[str, Array]) -> Tensors:
     """Parameters as tensors with a leading axis of one."""
     device, own = trainer_of(local), checked_params(local, params)
-    return {n: device.tensor(f"model.{n}", np.asarray(p))[None] for n, p in own.items()}
+    return {
+        n: (p if isinstance(p, torch.Tensor) else device.tensor(f"model.{n}", np.asarray(p)))[None]
+        for n, p in own.items()
+    }
 
 
 def valid_rows(local: LocalSGD, clients: Federation) -> Array | None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from fedscape.core.engine import Engine, Local, as_engine
 from fedscape.core.federation import Federation
@@ -115,35 +118,40 @@ def sweep(
     if validation.n_rows == 0:
         raise DataError("validation must have rows to compare settings on, it has none")
     federation = as_engine(federation)
+    kind = _Unseen if checkpoint is None and isinstance(federation, Local) else Sweep
     racing, done = list(settings), 0
     state: Arrays | None = None
     out: list[Trial] = []
     for rung in range(rungs):
         until = max(done, round(n_rounds * keep ** (rungs - 1 - rung)), 1)
-        computation = Sweep(local, racing, server=server, weighting=weighting, initial=initial, begin=done)
+        computation = kind(local, racing, server=server, weighting=weighting, initial=initial, begin=done)
         state = computation.start(seed) if state is None else state
         later = _Later(All() if sampler is None else sampler, done)
         state = _race(computation, federation, until - done, later, seed, state, _file(checkpoint, rung), progress)
         done = until
-        each = [computation.state_of(state, s) for s in range(len(racing))]
-        diverged = state["server.diverged"].tolist()
-        results = [evaluate(local, e, validation) for e in each]
-        trials = [Trial(s, done, f, e, g) for s, f, e, g in zip(racing, results, each, diverged, strict=True)]
-        best = sorted(range(len(racing)), key=lambda s: trials[s].loss)
-        stay = len(racing) if rung == rungs - 1 else max(1, round(len(racing) * keep))
-        out.extend(trials[s] for s in reversed(best[stay:]))
-        on = sorted(best[:stay])
-        racing, state = [racing[s] for s in on], {n: v if n == "server.t" else v[on] for n, v in state.items()}
-    return [trials[s] for s in best[:stay]] + out[::-1]
+        results, diverged = _judged(computation, state, validation)
+        loss = [np.inf if bad else table.summary()["loss_pooled"] for table, bad in zip(results, diverged, strict=True)]
+        best = sorted(range(len(racing)), key=lambda s: loss[s])
+        stay = 0 if rung == rungs - 1 else max(1, round(len(racing) * keep))
+        ended, on = computation.taken(state, best[stay:], looked_at=True), sorted(best[:stay])
+        states = [computation.state_of(ended, i) for i in range(len(best) - stay)]
+        ending = zip(best[stay:], states, strict=True)
+        out = [Trial(racing[s], done, results[s], last, diverged[s]) for s, last in ending] + out
+        state, racing = computation.taken(state, on, looked_at=False), [racing[s] for s in on]
+    return out
 
 
 class _Unseen(Sweep):
-    """A sweep in rounds of which nobody looks at the state: on a GPU the weights stay there until the rung ends."""
+    """A sweep in rounds of which nobody looks at the state: on a GPU it is there alone, from the first round on."""
 
     name = "sweep-unseen"
 
+    def _begun(self, each: Arrays, which: Array) -> Arrays:
+        send = trainer_of(self.local).sent
+        return self._arrays({n: send(v)[send(which)] for n, v in each.items()})
+
     def _arrays(self, tensors: Tensors) -> Arrays:
-        return trainer_of(self.local).arrays(tensors, unseen=True)
+        return trainer_of(self.local).unseen(tensors)
 
     @classmethod
     def examples(cls) -> Sequence[tuple[Sweep, Federation]]:
@@ -161,18 +169,22 @@ def _race(
     progress: bool | None,
 ) -> Arrays:
     """The rounds of one rung; with a file, a rung that was stopped goes on, a finished one is not repeated."""
-    if file is None and isinstance(federation, Local) and type(computation) is Sweep:
-        computation = _Unseen(
-            computation.local, computation.settings, server=computation.server, weighting=computation.weighting,
-            initial=computation.initial, begin=computation.begin,
-        )  # fmt: skip
     loop = rounds(
         computation, federation, n_rounds=n_rounds, sampler=sampler, seed=seed, state=state, measure=0, resume=file
     )
     for r in shown(loop, n_rounds=n_rounds, label=f"{len(computation.settings)} settings", progress=progress):
         if file is not None:
             r.save(file)
-    return trainer_of(computation.local).seen(loop.state)
+    return loop.state
+
+
+def _judged(computation: Sweep, state: Arrays, validation: Federation) -> tuple[list[Evaluation], list[bool]]:
+    """How each setting does on the validation rows, and whether it diverged: the weights stay where they are."""
+    trainer = trainer_of(computation.local)
+    params: dict[str, Any] = {n: trainer.tensor(n, v) for n, v in state.items() if n.startswith("model.")}
+    each = [{n: p[row] for n, p in params.items()} for row in range(len(computation.settings))]
+    diverged = trainer.tensor("server.diverged", state["server.diverged"]).tolist()
+    return [evaluate(computation.local, mine, validation) for mine in each], diverged
 
 
 def _file(checkpoint: str | os.PathLike[str] | None, rung: int) -> str | None:

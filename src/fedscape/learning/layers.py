@@ -252,8 +252,9 @@ def initialised(model: Module, seed: int) -> Module:
 @contextmanager
 def drawing(seed: int) -> Iterator[None]:
     """Weights drawn inside come from this seed; the global generator is afterwards as it was before."""
+    seeded = torch.manual_seed if torch.cuda.is_initialized() else torch.default_generator.manual_seed
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        seeded(seed)  # without a GPU in use, the first would keep a traceback of each call for the day that one is
         yield
 
 

@@ -103,6 +103,12 @@ class LocalSGD:
         mantissa; "bf16" runs the network in bfloat16, weights and updates staying in their own type.
     device
         Where to train.
+    group_size
+        How many trainings are made side by side at most; by default as many as fit. Groups of clients are the unit of
+        work: with several GPUs (`fs.Ray`) each trains whole groups. Results of other group sizes agree to rounding.
+    keep_on_device
+        On a GPU: the share of its free memory that may hold what clients keep between rounds, such as their own models.
+        What does not fit is kept in host memory, and copied in each round. Results do not depend on it.
     seed
         What a function that makes the model draws its weights from.
 
@@ -131,6 +137,8 @@ class LocalSGD:
     strategy: str = "auto"
     precision: str = "exact"
     device: str = "cpu"
+    group_size: int | None = None
+    keep_on_device: float = 0.5
     seed: int = 0
     names: tuple[str, ...] = field(init=False)
     n_parameters: int = field(init=False)
@@ -147,7 +155,7 @@ class LocalSGD:
             raise DataError(f"loss must be a callable of (output, target), not {self.loss!r}")
         if (self.epochs is None) == (self.steps is None):
             raise DataError(f"give one of epochs and steps, not epochs={self.epochs} and steps={self.steps}")
-        for name in ("epochs", "steps", "batch_size"):
+        for name in ("epochs", "steps", "batch_size", "group_size"):
             number = getattr(self, name)
             if number is not None:
                 check_whole(name, number, least=1)
@@ -158,6 +166,8 @@ class LocalSGD:
             raise DataError(f"momentum must be below 1, and 0 with adam (its betas say it), not {self.momentum}")
         if self.optimiser not in ("sgd", "adam"):
             raise DataError(f"optimiser must be 'sgd' or 'adam', not {self.optimiser!r}")
+        if not 0 <= self.keep_on_device <= 1:
+            raise DataError(f"keep_on_device must be a share from 0 to 1, not {self.keep_on_device!r}")
         _check_device(self.device)
         if self.strategy not in STRATEGIES:
             raise DataError(f"strategy must be one of {STRATEGIES}, not {self.strategy!r}")
@@ -211,7 +221,7 @@ class LocalSGD:
         >>> LocalSGD(nn.Linear(4, 2), loss, lr=0.1, epochs=1, batch_size=10).settings()["lr"]
         '0.1'
         """
-        aside = ("model", "strategy", "precision", "device")
+        aside = ("model", "strategy", "precision", "device", "group_size", "keep_on_device")
         data = {f.name: _setting(getattr(self, f.name)) for f in fields(self) if f.init and f.name not in aside}
         parameters = [
             f"{n} {'x'.join(map(str, p.shape))} {_short(p.dtype)}{'' if p.requires_grad else ' fixed'}"
@@ -228,7 +238,7 @@ class LocalSGD:
         return values.to(self.dtype).div_(255) if values.dtype == torch.uint8 else values.to(self.dtype)
 
     def __repr__(self) -> str:
-        shown = [f.name for f in fields(self) if f.init and f.name not in ("model", "loss")]
+        shown = [f.name for f in fields(self) if f.init and f.name not in ("model", "loss", "keep_on_device")]
         settings = [f"{n}={_text(getattr(self, n))}" for n in shown if getattr(self, n) not in (None, 0.0)]
         return f"LocalSGD({', '.join([_module_text(self.model), _text(self.loss), *settings])})"
 

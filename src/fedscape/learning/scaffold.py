@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from fedscape.core.federation import Federation
-from fedscape.core.kept import kept_rows
 from fedscape.core.random import Key
 from fedscape.core.validate import check_number
 from fedscape.errors import DataError
@@ -87,7 +86,7 @@ class Scaffold(FedAvg):
             for name, rows in {**_named("delta", moves), **_named("change", change)}.items():
                 factor = torch.as_tensor(weight[where]).to(rows).reshape(-1, *[1] * (rows.ndim - 1))
                 sent[name][where] = (rows * factor).cpu().numpy()
-        return {**sent, **self._sent_weight(clients)}, _named("control", kept)
+        return {**sent, **self._sent_weight(clients)}, trainer_of(self.local).left(_named("control", kept))
 
     def total(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:  # type: ignore[override]
         sums: Tensors = {}
@@ -97,7 +96,8 @@ class Scaffold(FedAvg):
                 sums[name] = weighted_sum(rows, weight[where], onto=sums.get(name))
         none = {n: v[0] for n, v in _zeros_for(state, 1).items()}
         summed = {n: sums[n].cpu().numpy() if n in sums else v for n, v in none.items()}
-        return {**summed, **{n: v.sum() for n, v in self._sent_weight(clients).items()}}, _named("control", kept)
+        sums = {**summed, **{n: v.sum() for n, v in self._sent_weight(clients).items()}}
+        return sums, trainer_of(self.local).left(_named("control", kept))
 
     def _weights(self, clients: Federation) -> Array:
         return clients.sizes if self.weighting == "samples" else np.ones(len(clients))
@@ -105,12 +105,14 @@ class Scaffold(FedAvg):
     def _sent_weight(self, clients: Federation) -> Arrays:
         return {"weight": clients.sizes} if self.weighting == "samples" else {}
 
-    def _controls(self, state: Arrays, clients: Federation) -> Arrays:
-        """Each client's control variate: [clients, ...]."""
-        return {n: kept_rows(clients, f"control.{n}", np.zeros_like(p)) for n, p in model_arrays(state).items()}
+    def _controls(self, state: Arrays, clients: Federation) -> Tensors:
+        """Each client's control variate, [clients, ...], to be written to."""
+        trainer = trainer_of(self.local)
+        common = {n: trainer.tensor(f"model.{n}", p) for n, p in model_arrays(state).items()}
+        return {n: trainer.kept_rows(clients, f"control.{n}", torch.zeros_like(p)).clone() for n, p in common.items()}
 
     def _corrected(
-        self, state: Arrays, own: Arrays, clients: Federation, key: Key
+        self, state: Arrays, own: Tensors, clients: Federation, key: Key
     ) -> Iterator[tuple[Array, Tensors, Tensors]]:
         """Positions, moves and changes of the control variates, group by group; `own` is changed in place.
 
@@ -120,7 +122,8 @@ class Scaffold(FedAvg):
         rates, start = Rates(local.rate(key.round), local.proximal), tensors_of(local, model_arrays(state))
         common = {n: trainer.sent(state[f"control.{n}"]) for n in own}
         for where, work in trainer.works(clients, key):
-            mine = {n: trainer.sent(v[where]) for n, v in own.items()}
+            at = trainer.sent(where)
+            mine = {n: v[at] for n, v in own.items()}
             moves = trainer.train(start, work, rates, drift={n: common[n] - c for n, c in mine.items()})
             steps = local.timing.all_steps(clients.sizes[where]) * float(rates.lr)
             change = {n: torch.zeros_like(m) for n, m in moves.items()}
@@ -128,7 +131,7 @@ class Scaffold(FedAvg):
                 per_step = torch.as_tensor(1 / steps).to(local.device, local.dtype)
                 for n, m in moves.items():
                     torch.mul(m, -per_step.reshape(-1, *[1] * (m.ndim - 1)), out=change[n]).sub_(common[n])
-                    own[n][where] += change[n].cpu().numpy()
+                    own[n][at] = mine[n] + change[n]
             yield where, moves, change
 
     def update(self, state: Arrays, total: Arrays, key: Key) -> Arrays:

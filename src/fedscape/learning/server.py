@@ -72,7 +72,10 @@ class Momentum:
 
 @dataclass(frozen=True)
 class _Adaptive:
-    """What the adaptive rules share: two moments; `floor` is the square root of the second one's first value."""
+    """What the adaptive rules share: two moments; `floor` is the square root of the second one's first value.
+
+    The paper asks for a floor of at least epsilon; 0, the default, agrees with FLamby's published runs.
+    """
 
     lr: float = 0.1
     beta1: float = 0.9

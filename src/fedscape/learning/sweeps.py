@@ -102,11 +102,16 @@ class Sweep(Computation):
 
     def start(self, seed: int) -> Arrays:
         one = FedAvg(self.local, server=self.server, weighting=self.weighting, initial=self.initial)
-        begin = {s: one.start(s) for s in {setting.seed for setting in self.settings}}
-        states = [begin[setting.seed] for setting in self.settings]
-        shared = {n for n in states[0] if n == "server.t"}  # the count of rounds is the same for all
-        state = {n: v if n in shared else np.stack([s[n] for s in states]) for n, v in states[0].items()}
-        return {**state, "server.diverged": np.zeros(len(self.settings), dtype=bool)}
+        seeds = [setting.seed for setting in self.settings]
+        begin = {s: one.start(s) for s in dict.fromkeys(seeds)}
+        which = np.array([list(begin).index(s) for s in seeds])
+        numbers = {n: v for n, v in begin[seeds[0]].items() if n == "server.t"}  # the same for all
+        each = {n: np.stack([s[n] for s in begin.values()]) for n in begin[seeds[0]] if n not in numbers}
+        return {**numbers, **self._begun({**each, "server.diverged": np.zeros(len(begin), dtype=bool)}, which)}
+
+    def _begun(self, each: Arrays, which: Array) -> Arrays:
+        """The state of all settings: rows of these arrays."""
+        return {n: v[which] for n, v in each.items()}
 
     def step(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:
         moves, number = self._moves(state, clients, key), len(self.settings)
@@ -152,11 +157,11 @@ class Sweep(Computation):
 
     def _stopped(self, state: Arrays, before: Tensors, after: Tensors) -> Arrays:
         """A setting whose numbers run away stays where it last was and is marked; the others go on."""
-        diverged = torch.as_tensor(np.array(state["server.diverged"]), device=self.local.device)
+        diverged = trainer_of(self.local).tensor("server.diverged", state["server.diverged"])
         for values in after.values():
             diverged = diverged | ~torch.isfinite(values.reshape(len(diverged), -1)).all(dim=1)
         stay = {n: torch.where(_along(diverged, values), before[n], values) for n, values in after.items()}
-        return {**self._arrays(stay), "server.diverged": diverged.cpu().numpy()}
+        return self._arrays({**stay, "server.diverged": diverged})
 
     def _arrays(self, tensors: Tensors) -> Arrays:
         """Tensors as arrays of the state."""
@@ -174,6 +179,14 @@ class Sweep(Computation):
         right = [s[1] for s in sums if s[1] is not None]
         return {**metrics, "accuracy": np.stack(right, axis=1) / rows} if right else metrics
 
+    def taken(self, state: Arrays, which: Sequence[int], *, looked_at: bool) -> Arrays:
+        """The state of some settings: in host memory if somebody looks at it, or else where it is."""
+        trainer, rows = trainer_of(self.local), np.array(which, dtype=np.int64)
+        held, where = trainer.only_here(state), trainer.sent(rows)
+        on_host = {n: v if n == "server.t" else v[rows] for n, v in state.items() if n not in held}
+        tensors = {n: v[where] for n, v in held.items()}
+        return {**on_host, **(trainer.fetched(tensors) if looked_at else self._arrays(tensors))}
+
     def state_of(self, state: Arrays, place: int) -> Arrays:
         """The state of one setting, as FedAvg has it."""
         return {n: v if n == "server.t" else v[place] for n, v in state.items() if n != "server.diverged"}
@@ -181,7 +194,8 @@ class Sweep(Computation):
     def _rates(self, index: int, clients: int) -> Rates:
         factor = 1.0 if self.local.schedule is None else self.local.schedule(index)
         columns = [[s.lr * factor for s in self.settings], [s.proximal for s in self.settings]]
-        both = [torch.tensor(c * clients, dtype=self.local.dtype, device=self.local.device) for c in columns]
+        kind, send = torch.empty(0, dtype=self.local.dtype).numpy().dtype, trainer_of(self.local).sent
+        both = [send(np.tile(np.array(column, dtype=kind), clients)) for column in columns]
         return Rates(both[0], both[1] if any(columns[1]) else 0.0)
 
     def _work(self, data: Data, clients: Federation, positions: Array, key: Key) -> Work:

@@ -67,10 +67,12 @@ class Trainer(Device):
 
     @property
     def chunk(self) -> int:
-        """How many clients are trained side by side: as many as fit a fixed number of weights, frozen ones included.
+        """How many clients are trained side by side: `group_size`, or as many as fit a fixed number of weights.
 
-        All clients share frozen weights, but not what is computed with them.
+        Frozen weights count: all clients share them, but not what is computed with them.
         """
+        if self.local.group_size is not None:
+            return self.local.group_size
         if torch.device(self.local.device).type != "cpu":
             return int(min(max(2**27 // self.n_weights, 1), 4096))
         return int(min(max(2**20 // self.n_weights, 1), 256))

@@ -137,6 +137,11 @@ _ALL = (
         sentence="Features are Gaussian given the class; each client mixes its own law of them with the common one.",
     ),
     Method(
+        name="gpfl", title="GPFL", family="personal", takes=("proximal",),
+        make=a_class("personal.gpfl:GPFL", makers.drawn),
+        sentence="Features in two forms, one guided by common vectors of the classes, one for a head of each client's.",
+    ),
+    Method(
         name="profiles", title="Profiles (groups)", family="personal", takes=("proximal",), command=False,
         make=makers.profiled,
         exact="its groups are first found by exact sums of clients' profiles: fit Profiles with privacy= and train "

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from fedscape.personal.fedper import FedPer
     from fedscape.personal.fedrep import FedRep
     from fedscape.personal.files import load_personal, save_personal
+    from fedscape.personal.gpfl import GPFL
     from fedscape.personal.methods import make_fedgmm
     from fedscape.personal.novelty import Alarm, Novelty, auroc, average_precision, max_f1
     from fedscape.personal.own_models import Ditto, LocalOnly, PFedMe
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from fedscape.personal.profiles import ProfiledFL, Profiles
 
 __all__ = [
+    "GPFL",
     "IFCA",
     "Alarm",
     "ClusteredFL",
@@ -70,6 +72,7 @@ __getattr__ = loader(
         "fedper": ["FedPer"],
         "fedrep": ["FedRep"],
         "files": ["load_personal", "save_personal"],
+        "gpfl": ["GPFL"],
         "methods": ["make_fedgmm"],
         "novelty": ["Alarm", "Novelty", "auroc", "average_precision", "max_f1"],
         "own_models": ["Ditto", "LocalOnly", "PFedMe"],

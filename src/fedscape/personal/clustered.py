@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from fedscape.core.blocks import on_host
 from fedscape.core.computation import Computation
 from fedscape.core.federation import Federation
 from fedscape.core.random import Key
@@ -17,19 +18,20 @@ from fedscape.learning.local import LocalSGD, check_local
 from fedscape.learning.trainer import trainer_of
 from fedscape.personal.fedem import small_example
 from fedscape.personal.shared import (
+    common_model,
     each_model,
     each_own_log_probs,
     forward,
     log_probs_of,
     measured,
+    moved_from,
     stacked,
     start_models,
     sums_over_rows,
-    trained_alone,
     weighted,
     weighted_sums,
 )
-from fedscape.types import Array, Arrays, Kept
+from fedscape.types import Array, Arrays, Kept, Tensors
 
 
 class ClusteredFL(Computation):
@@ -150,21 +152,18 @@ class ClusteredFL(Computation):
 
     def total(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:
         moves, weight, kept = self._trained(state, clients, key)
-        sums = {**weighted_sums(moves, weight), "weight": weight.sum(axis=0)}
+        sums = {**on_host(weighted_sums(moves, weight)), "weight": weight.sum(axis=0)}
         return {**sums, "update": self._projected(moves)}, kept
 
-    def _trained(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Array, Kept]:
+    def _trained(self, state: Arrays, clients: Federation, key: Key) -> tuple[Tensors, Array, Kept]:
         """The move of each client, its weight in each cluster [clients, clusters], and the arrays it keeps."""
-        cluster, params = self._to_train(state, clients), model_arrays(state)
-        begin = {n: p[cluster] for n, p in params.items()}
-        moves = trained_alone(self.local, begin, clients, key)
-        for n, m in moves.items():
-            m -= begin[n]
+        cluster = self._to_train(state, clients)
+        moves = moved_from(self.local, state, cluster, clients, key)
         return moves, np.eye(self.n_clusters)[cluster] * clients.sizes[:, None], {"cluster": cluster}
 
-    def _projected(self, moves: Arrays) -> Array:
+    def _projected(self, moves: Tensors) -> Array:
         """Count sketch of each move, [clients, numbers]: each weight's move is added, with a sign, to one number."""
-        rows = [m.reshape(len(m), -1) for m in moves.values()]
+        rows = [m.reshape(len(m), -1) for m in on_host(moves).values()]
         width = sum(r.shape[1] for r in rows)
         if self.projection is None or self.projection >= width:
             return np.concatenate(rows, axis=1, dtype=np.float64)
@@ -227,7 +226,7 @@ class ClusteredFL(Computation):
     def log_probs(self, state: Arrays, clients: Federation) -> Array:
         """log p(class | x) of each row under the model of its client's cluster: [rows, classes]."""
         cluster = self._cluster(state, clients)
-        own = {n: p[cluster] for n, p in model_arrays(state).items()}
+        own = {n: p[trainer_of(self.local).sent(cluster)] for n, p in common_model(self.local, state).items()}
         return each_own_log_probs(self.local, own, clients)
 
     def adapt(self, state: Arrays, clients: Federation, key: Key) -> Kept:

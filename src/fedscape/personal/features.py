@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from fedscape.core.federation import Federation
 from fedscape.errors import DataError
 from fedscape.learning.export import module_of
-from fedscape.learning.layers import Module
+from fedscape.learning.layers import Module, drawing
 from fedscape.learning.local import LocalSGD
 from fedscape.learning.loop import one_thread, precise
 from fedscape.learning.trainer import trainer_of
@@ -116,3 +117,25 @@ def last_linear(module: Module) -> Module:
     if not layers:
         raise DataError("the model has no linear layer whose input could be an embedding")
     return layers[-1]
+
+
+def with_last(model: Module, kind: type, what: str, **settings: Any) -> Module:
+    """A copy of the model whose last linear layer is of this kind, a subclass of Linear, with the same weights.
+
+    Others that the layer has are drawn from a fixed seed.
+    """
+    if not last_linear(model).weight.requires_grad:
+        raise DataError(f"the last linear layer gets {what}, and its weights must be trained, but they are frozen")
+    twin = torch.nn.Sequential(copy.deepcopy(model))
+    old = last_linear(twin)
+    with drawing(0):
+        new = kind(old.in_features, old.out_features, bias=old.bias is not None, **settings).to(old.weight)
+    with torch.no_grad():
+        new.weight.copy_(old.weight)
+        if old.bias is not None:
+            new.bias.copy_(old.bias)
+    for parent in twin.modules():
+        for name, child in parent.named_children():
+            if child is old:
+                setattr(parent, name, new)
+    return twin[0]

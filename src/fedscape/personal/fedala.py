@@ -25,16 +25,18 @@ from fedscape.learning.loop import one_thread, output_of
 from fedscape.learning.losses import checked_loss
 from fedscape.learning.server import Mean, Rule
 from fedscape.learning.stepping import groups_of
+from fedscape.learning.trainer import trainer_of
 from fedscape.personal.features import with_embedding
 from fedscape.personal.fedem import small_example
 from fedscape.personal.shared import (
     COMMON_MODEL,
     check_own,
-    checked_models,
+    common_model,
     each_own_log_probs,
     measured,
     moved_alone,
     own_models,
+    spread,
     weighted,
     weighted_sums,
 )
@@ -122,53 +124,59 @@ class FedALA(FedAvg):
     def _sent_weight(self, weight: Array) -> Arrays:
         return {"weight": weight} if self.weighting == "samples" else {}
 
-    def _sent(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Array, Kept]:
+    def _sent(self, state: Arrays, clients: Federation, key: Key) -> tuple[Tensors, Array, Kept]:
         with one_thread():
             begin, mix = self._mixed(state, clients, key)
-            moves, common = moved_alone(self.local, begin, clients, key), checked_models(self.local, state)
+            moves, common = moved_alone(self.local, begin, clients, key), common_model(self.local, state)
         after = {n: begin[n] + move for n, move in moves.items()}
         check_own(after, clients, key)
+        without_rows = trainer_of(self.local).sent(np.flatnonzero(clients.sizes == 0))
         for n in self.upper:
             moves[n] = after[n] - common[n]
-            moves[n][clients.sizes == 0] = 0.0  # a client without rows keeps its model and sends zeros
+            moves[n][without_rows] = 0.0  # such a client keeps its model and sends zeros
         weight = clients.sizes if self.weighting == "samples" else np.ones(len(clients))
         times = kept_rows(clients, "mixed", np.zeros((), dtype=np.int64)) + (clients.sizes > 0)
         kept = {f"model.{n}": v for n, v in after.items()} | {f"mix.{n}": v for n, v in mix.items()}
-        return moves, weight, {**kept, "mixed": np.minimum(times, 2)}
+        return moves, weight, {**trainer_of(self.local).left(kept), "mixed": np.minimum(times, 2)}
 
-    def _mixed(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Arrays]:
+    def _mixed(self, state: Arrays, clients: Federation, key: Key) -> tuple[Tensors, Tensors]:
         """The starting point of each client, and its weights."""
-        common = checked_models(self.local, state)
-        own = {n: kept_rows(clients, f"model.{n}", np.asarray(common[n])) for n in self.upper}
-        begin = {n: own[n] if n in own else np.broadcast_to(p, (len(clients), *p.shape)) for n, p in common.items()}
-        mix = {n: kept_rows(clients, f"mix.{n}", np.ones_like(common[n])) for n in self.upper}
+        trainer, common = trainer_of(self.local), common_model(self.local, state)
+        own = {n: trainer.kept_rows(clients, f"model.{n}", common[n]) for n in self.upper}
+        begin = spread(common, clients) | own
+        mix = {n: trainer.kept_rows(clients, f"mix.{n}", torch.ones_like(common[n])).clone() for n in self.upper}
         times = kept_rows(clients, "mixed", np.zeros((), dtype=np.int64))
         draws = key.to("mixing")
         for epochs, who in ((self.warm_up, times == 1), (1, times > 1)):
             where = np.flatnonzero(who & (clients.sizes > 0))
             if len(where):
-                learned = self._weights(common, begin, mix, clients.take(where), where, epochs, draws)
+                these = clients if len(where) == len(clients) else clients.take(where)
+                learned = self._weights(state, begin, mix, these, where, epochs, draws)
                 for n, values in learned.items():
-                    mix[n][where] = values
+                    mix[n][trainer.sent(where)] = values
         for n, w in mix.items():
             begin[n] = own[n] + (common[n] - own[n]) * w
         return begin, mix
 
     def _weights(
-        self, common: Arrays, begin: Arrays, mix: Arrays, clients: Federation, where: Array, epochs: int, key: Key
-    ) -> Arrays:
+        self, state: Arrays, begin: Tensors, mix: Tensors, clients: Federation, where: Array, epochs: int, key: Key
+    ) -> Tensors:
         """The weights after steps on a sample of each client's rows: W <- [W - eta g * (theta - theta_i)] in [0, 1]."""
-        local, sampled = self._mixing[epochs], _sample(clients, self.sample, key)
+        local, sampled, common = (
+            self._mixing[epochs],
+            _sample(clients, self.sample, key),
+            common_model(self.local, state),
+        )
         if self._on_features:  # the layers below are the same for all, and stay: their outputs are the rows
-            state = {f"model.{n}": p for n, p in common.items()}
             sampled = sampled.with_column(local.features, with_embedding(sampled, self.local, state)["z"])
-        learned = {n: mix[n][where] for n in self.upper}
+        sent = trainer_of(self.local).sent
+        learned = {n: mix[n][sent(where)] for n in self.upper}
+        lower = {n: p for n, p in common.items() if n not in self.upper}
         for group in groups_of(local, sampled, key):
-            sent, rows_of_group = group.trainer.sent, where[group.positions]
-            lower = {n: sent(np.asarray(p)) for n, p in common.items() if n not in self.upper}
-            own = {n: sent(begin[n][rows_of_group]) for n in self.upper}
-            away = {n: sent(common[n] - begin[n][rows_of_group]) for n in self.upper}
-            w = {n: sent(mix[n][rows_of_group]) for n in self.upper}
+            rows_of_group = sent(where[group.positions])
+            own = {n: begin[n][rows_of_group] for n in self.upper}
+            away = {n: common[n] - own[n] for n in self.upper}
+            w = {n: mix[n][rows_of_group] for n in self.upper}
             now = {n: own[n] + away[n] * w[n] for n in self.upper}
             gradient = _of_last_layer(local) if self._on_features else _of_upper_layers(local, group.module)
             for _, end, batch in group.steps():
@@ -177,8 +185,8 @@ class FedALA(FedAvg):
                 for n in self.upper:
                     w[n][:end] = (w[n][:end] - self.rate * grads[n] * away[n][:end]).clamp_(0, 1)
                     now[n][:end] = own[n][:end] + away[n][:end] * w[n][:end]
-            for n, values in group.trainer.fetched(w).items():
-                learned[n][group.positions] = values
+            for n, values in w.items():
+                learned[n][sent(group.positions)] = values
         return learned
 
     def measure(self, state: Arrays, clients: Federation) -> Arrays:
@@ -215,12 +223,14 @@ def _of_last_layer(local: LocalSGD) -> Gradient:
     """The same for a last linear layer on features; a client's part of the summed loss has its own weights alone."""
 
     def gradient(upper: Tensors, lower: Tensors, random: Tensors, x: Tensor, y: Tensor, share: Tensor) -> Tensors:
-        own = {n: p.detach().requires_grad_() for n, p in upper.items()}
-        weight, *bias = own.values()
-        output = torch.bmm(local.inputs(x), weight.transpose(1, 2))
-        output = output + bias[0][:, None] if bias else output
-        each = checked_loss(local.loss, output.flatten(0, 1), y.flatten(0, 1)).reshape(share.shape)
-        return dict(zip(own, torch.autograd.grad((each * share).sum(), list(own.values())), strict=True))
+        weight, *bias = upper.values()
+        z = local.inputs(x)
+        output = torch.bmm(z, weight.transpose(1, 2)) if not bias else torch.baddbmm(bias[0][:, None], z, weight.mT)
+        output.requires_grad_()
+        each = checked_loss(local.loss, output.flatten(0, 1), y.flatten(0, 1))
+        (of_output,) = torch.autograd.grad(each, output, share.flatten())
+        grads = [torch.bmm(of_output.mT, z), *(of_output.sum(dim=1) for _ in bias)]
+        return dict(zip(upper, grads, strict=True))
 
     return gradient
 

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import numpy as np
-
 from fedscape.core.federation import Federation
 from fedscape.core.random import Key
-from fedscape.learning.evaluation import model_arrays
 from fedscape.learning.trainer import trainer_of
 from fedscape.personal.fedper import FedPer
-from fedscape.personal.shared import COMMON_MODEL, moved_alone, own_models, trained_alone
-from fedscape.types import Array, Arrays, Kept
+from fedscape.personal.shared import COMMON_MODEL, common_model, moved_alone, own_models, spread, trained_alone
+from fedscape.types import Array, Arrays, Kept, Tensors
 
 
 class FedBABU(FedPer):
@@ -43,9 +40,9 @@ class FedBABU(FedPer):
 
     def _trained(
         self, state: Arrays, clients: Federation, key: Key, *, weights: Array | None = None
-    ) -> tuple[Arrays, Kept]:
-        params, heads = model_arrays(state), self.head_names
-        every = {n: np.broadcast_to(p, (len(clients), *p.shape)) for n, p in params.items()}
+    ) -> tuple[Tensors, Kept]:
+        params, heads = common_model(self.local, state), self.head_names
+        every = spread(params, clients)
         if trainer_of(self.local).strategy == "stacked":
             moves = moved_alone(self.local, every, clients, key, still=frozenset(heads), weights=weights)
             return {n: m for n, m in moves.items() if n not in heads}, {}
@@ -56,4 +53,4 @@ class FedBABU(FedPer):
     def adapt(self, state: Arrays, clients: Federation, key: Key) -> Kept:
         """The whole network of each client after fine-tuning on its own rows."""
         tuned = trained_alone(self.local, own_models(self.local, state, clients), clients, key)
-        return {f"model.{n}": v for n, v in tuned.items()}
+        return self._left(tuned)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
-import torch
-from torch import nn
 
+from fedscape.core.blocks import on_host
 from fedscape.core.federation import Federation
 from fedscape.core.random import Key
 from fedscape.core.validate import check_number
@@ -19,11 +17,10 @@ from fedscape.learning.evaluation import model_arrays
 from fedscape.learning.layers import Centre, Module, ShiftedLinear
 from fedscape.learning.local import LocalSGD, check_local
 from fedscape.learning.trainer import trainer_of
-from fedscape.personal.features import last_linear, with_embedding
+from fedscape.personal.features import last_linear, with_embedding, with_last
 from fedscape.personal.fedem import small_example
 from fedscape.personal.fedper import FedPer
-from fedscape.personal.shared import weighted
-from fedscape.types import Array, Arrays, Kept
+from fedscape.types import Array, Arrays, Kept, Tensors
 
 
 def with_shift(model: Module) -> Module:
@@ -32,36 +29,21 @@ def with_shift(model: Module) -> Module:
     >>> [n for n, _ in with_shift(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2))).named_parameters()][-1]
     '2.shift'
     """
-    old = last_linear(model)
-    if isinstance(old, ShiftedLinear):
-        return model
-    if not old.weight.requires_grad:
-        raise DataError("the last linear layer gets a shift, and its weights must be trained, but they are frozen")
-    twin = nn.Sequential(copy.deepcopy(model))
-    old = last_linear(twin)
-    new = ShiftedLinear(old.in_features, old.out_features, bias=old.bias is not None).to(old.weight)
-    with torch.no_grad():
-        new.weight.copy_(old.weight)
-        if old.bias is not None:
-            new.bias.copy_(old.bias)
-    for parent in twin.modules():
-        for name, child in parent.named_children():
-            if child is old:
-                setattr(parent, name, new)
-    return twin[0]
+    return model if isinstance(last_linear(model), ShiftedLinear) else with_last(model, ShiftedLinear, "a shift")
 
 
 class FedDBE(FedPer):
     """FedAvg with two terms that keep a client's own bias out of the common features: Zhang et al. 2023 (NeurIPS).
 
     Each client adds its own vector to the input of the last linear layer, trains it and keeps it (the paper's
-    personalised representation bias memory). From the second round its loss has the extra term kappa / 2 times the mean
-    square of m - g. Here m is a running mean of the batches' features. The consensus is g: the mean over all rows of
-    the features under the body that each client has after the first round, by sums. (The paper takes running means of
-    that first training, and does not use its moves.) Body and last layer are common.
+    personalised representation bias memory). Its loss has the extra term kappa / 2 times the mean square of m - g. Here
+    m is a running mean of the batches' features. The consensus is g, which the first round finds and nothing else:
+    clients train without the term, send the sum of their rows' features under the body that they have then, and drop
+    what they trained; without a pull there is no such round. (The paper takes running means of the batches' features in
+    that training.) Body and last layer are common.
 
-    The server sees sums: the moves, the rows, and once the features. A new client has a shift of zero; with labelled
-    rows it trains only its shift.
+    The server sees sums: the rows, and the features in the first round, the moves in the others. A new client has a
+    shift of zero; with labelled rows it trains only its shift.
 
     Parameters
     ----------
@@ -97,21 +79,23 @@ class FedDBE(FedPer):
 
     def start(self, seed: int) -> Arrays:
         width = last_linear(self.local.model).in_features
-        return {**super().start(seed), "consensus": np.zeros(width), "known": np.zeros(())}
+        return {**super().start(seed), "consensus": np.zeros(width), "known": np.asarray(float(self.kappa == 0))}
 
     def step(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:
-        moves, kept = self._trained(state, clients, key)
-        sent = {**weighted(moves, clients.sizes), "weight": clients.sizes}
-        return (sent if state["known"] > 0 else {**sent, "features": self._features(state, clients, moves)}), kept
+        if state["known"] > 0:
+            return super().step(state, clients, key)
+        moves, _ = self._trained(state, clients, key)
+        kept = self._left(self._own_part(state, clients))
+        return {"features": self._features(state, clients, moves), "weight": clients.sizes}, kept
 
     def total(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept] | None:  # type: ignore[override]
         return super().total(state, clients, key) if state["known"] > 0 else None
 
-    def _features(self, state: Arrays, clients: Federation, moves: Arrays) -> Array:
+    def _features(self, state: Arrays, clients: Federation, moves: Tensors) -> Array:
         """The sum over each client's rows of their features under the body that it has just trained."""
-        sums = np.zeros((len(clients), len(state["consensus"])))
+        sums, moved = np.zeros((len(clients), len(state["consensus"]))), on_host(moves)
         for i in np.flatnonzero(clients.sizes):
-            own = {f"model.{n}": p + moves[n][i] if n in moves else p for n, p in model_arrays(state).items()}
+            own = {f"model.{n}": p + moved[n][i] if n in moved else p for n, p in model_arrays(state).items()}
             sums[i] = with_embedding(clients.take([int(i)]), self.local, own)["z"].sum(axis=0)
         return sums
 
@@ -121,10 +105,11 @@ class FedDBE(FedPer):
         return Centre(trainer_of(self.local).sent(state["consensus"]).to(self.local.dtype), self.kappa, self.momentum)
 
     def update(self, state: Arrays, total: Arrays, key: Key) -> Arrays:
-        new = super().update(state, total, key)
-        if state["known"] > 0 or total["weight"] < 1:
-            return new
-        return {**new, "consensus": total["features"] / float(total["weight"]), "known": np.ones(())}
+        if state["known"] > 0:
+            return super().update(state, total, key)
+        if total["weight"] < 1:
+            return state
+        return {**state, "consensus": total["features"] / float(total["weight"]), "known": np.ones(())}
 
     @classmethod
     def examples(cls) -> Sequence[tuple[FedDBE, Federation]]:

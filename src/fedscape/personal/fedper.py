@@ -10,28 +10,29 @@ from typing import ClassVar
 import numpy as np
 import torch
 
+from fedscape.core.blocks import on_host
 from fedscape.core.computation import Computation
 from fedscape.core.federation import Federation
-from fedscape.core.kept import kept_rows
 from fedscape.core.random import Key
 from fedscape.errors import DataError
-from fedscape.learning.evaluation import model_arrays, valid_rows
+from fedscape.learning.evaluation import valid_rows
 from fedscape.learning.layers import Centre, initialised
 from fedscape.learning.local import LocalSGD, check_local
 from fedscape.learning.trainer import trainer_of
 from fedscape.personal.fedem import small_example
 from fedscape.personal.shared import (
     check_own,
-    checked_models,
+    common_model,
     each_own_log_probs,
     measured,
     moved_alone,
     own_models,
+    spread,
     sums_of,
     trained_alone,
     weighted,
 )
-from fedscape.types import Array, Arrays, Kept
+from fedscape.types import Array, Arrays, Kept, Tensors
 
 
 class FedPer(Computation):
@@ -81,6 +82,11 @@ class FedPer(Computation):
         return [n for n in self.local.names if n.startswith(self.head or (f"{last}.",))]
 
     @property
+    def training(self) -> LocalSGD:
+        """How a client trains: `local`, or in a subclass with a loss of its own."""
+        return self.local
+
+    @property
     def block_clients(self) -> int:  # type: ignore[override]  # it depends on the model
         """Number of clients trained side by side."""
         return trainer_of(self.local).chunk
@@ -95,27 +101,36 @@ class FedPer(Computation):
 
     def total(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:
         sums, kept = self._trained(state, clients, key, weights=clients.sizes)
-        return {**{f"delta.{n}": s for n, s in sums.items()}, "weight": clients.sizes.sum()}, kept
+        sent = on_host({f"delta.{n}": s for n, s in sums.items()})
+        return {**sent, "weight": clients.sizes.sum()}, kept
 
     def _trained(
         self, state: Arrays, clients: Federation, key: Key, *, weights: Array | None = None
-    ) -> tuple[Arrays, Kept]:
+    ) -> tuple[Tensors, Kept]:
         """Each client's move of the body, with weights their sum; and each client's own head."""
         begin, heads = self._begin(state, clients), self.head_names
-        moves = moved_alone(self.local, begin, clients, key, centre=self._centre(state), weights=weights, each=heads)
+        moves = moved_alone(self.training, begin, clients, key, centre=self._centre(state), weights=weights, each=heads)
         own = {n: begin[n] + moves.pop(n) for n in heads}
         check_own(own, clients, key)
-        return moves, {f"model.{n}": v for n, v in own.items()}
+        return moves, self._left(own)
 
     def _centre(self, state: Arrays) -> Centre | None:
         """What a client's features are pulled to while it trains: nothing here."""
         return None
 
-    def _begin(self, state: Arrays, clients: Federation) -> Arrays:
+    def _begin(self, state: Arrays, clients: Federation) -> Tensors:
         """The broadcast body and each client's own head, [clients, ...]."""
-        params = checked_models(self.local, state)
-        body = {n: np.broadcast_to(p, (len(clients), *p.shape)) for n, p in params.items()}
-        return body | {n: kept_rows(clients, f"model.{n}", np.asarray(params[n])) for n in self.head_names}
+        params = common_model(self.local, state)
+        return spread(params, clients) | self._own_part(state, clients)
+
+    def _own_part(self, state: Arrays, clients: Federation) -> Tensors:
+        """Each client's own head, [clients, ...]; that of the state for a client that keeps none."""
+        trainer, params = trainer_of(self.local), common_model(self.local, state)
+        return {n: trainer.kept_rows(clients, f"model.{n}", params[n]) for n in self.head_names}
+
+    def _left(self, heads: Tensors) -> Kept:
+        """Heads as what clients keep."""
+        return trainer_of(self.local).left({f"model.{n}": v for n, v in heads.items()})
 
     def update(self, state: Arrays, total: Arrays, key: Key) -> Arrays:
         over = max(float(total["weight"]), 1e-9)
@@ -132,27 +147,26 @@ class FedPer(Computation):
 
     def adapt(self, state: Arrays, clients: Federation, key: Key) -> Kept:
         """Train the head of each client for one round on its own rows, with the body fixed."""
-        return {f"model.{n}": v for n, v in self._heads(state, clients, key).items()}
+        return self._left(self._heads(state, clients, key))
 
     # -- train one part, fix the other ---------------------------------------------------------------------------------
 
-    def _heads(self, state: Arrays, clients: Federation, key: Key) -> Arrays:
+    def _heads(self, state: Arrays, clients: Federation, key: Key) -> Tensors:
         """Each client's head, trained on the broadcast body."""
-        params = model_arrays(state)
+        params = common_model(self.local, state)
         half = self._half({n: p for n, p in params.items() if n not in self.head_names})
-        heads = {n: kept_rows(clients, f"model.{n}", np.asarray(params[n])) for n in self.head_names}
-        return trained_alone(half, heads, clients, key)
+        return trained_alone(half, self._own_part(state, clients), clients, key)
 
     def _body_moves(
-        self, body: Arrays, heads: Arrays, clients: Federation, key: Key, *, weights: Array | None = None
-    ) -> Arrays:
+        self, body: Tensors, heads: Tensors, clients: Federation, key: Key, *, weights: Array | None = None
+    ) -> Tensors:
         """Each client's move of the body with its own head fixed, [clients, ...]; with weights their sum."""
-        every = {n: np.broadcast_to(p, (len(clients), *p.shape)) for n, p in body.items()}
+        every = spread(body, clients)
         if trainer_of(self.local).strategy != "sequential":
             begin, still = {**every, **heads}, frozenset(heads)
             moves = moved_alone(self.local, begin, clients, key, still=still, weights=weights, each=still)
             return {n: moves[n] for n in body}
-        moves = {n: np.zeros(p.shape, dtype=p.dtype) for n, p in every.items()}
+        moves = {n: p.new_zeros(p.shape) for n, p in every.items()}
         for i in np.flatnonzero(clients.sizes):
             half = self._half({n: v[i] for n, v in heads.items()})
             one = moved_alone(half, {n: p[None] for n, p in body.items()}, clients.take([int(i)]), key)
@@ -160,16 +174,16 @@ class FedPer(Computation):
                 moves[n][i] = move[0]
         return moves if weights is None else sums_of(moves, weights)
 
-    def _half(self, fixed: Arrays) -> LocalSGD:
+    def _half(self, fixed: Tensors) -> LocalSGD:
         """The same training with these parameters fixed; not compiled, as the program would be used once."""
         model = copy.deepcopy(self.local.model)
         for name, p in model.named_parameters():
             if name in fixed:
                 with torch.no_grad():
-                    p.copy_(torch.tensor(np.asarray(fixed[name])))
+                    p.copy_(fixed[name])
                 p.requires_grad_(False)
         compiled = trainer_of(self.local).strategy == "compiled"
-        return replace(self.local, model=model, strategy="vmap" if compiled else self.local.strategy)
+        return replace(self.training, model=model, strategy="vmap" if compiled else self.local.strategy)
 
     def coded_columns(self) -> Sequence[str]:
         return (self.local.target,)

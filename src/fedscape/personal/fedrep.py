@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from fedscape.core.federation import Federation
 from fedscape.core.random import Key
-from fedscape.learning.evaluation import model_arrays
 from fedscape.personal.fedper import FedPer
-from fedscape.types import Array, Arrays, Kept
+from fedscape.personal.shared import common_model
+from fedscape.types import Array, Arrays, Kept, Tensors
 
 
 class FedRep(FedPer):
@@ -34,8 +34,8 @@ class FedRep(FedPer):
 
     def _trained(
         self, state: Arrays, clients: Federation, key: Key, *, weights: Array | None = None
-    ) -> tuple[Arrays, Kept]:
+    ) -> tuple[Tensors, Kept]:
         heads = self._heads(state, clients, key)
-        body = {n: p for n, p in model_arrays(state).items() if n not in heads}
+        body = {n: p for n, p in common_model(self.local, state).items() if n not in heads}
         moves = self._body_moves(body, heads, clients, key, weights=weights)
-        return moves, {f"model.{n}": v for n, v in heads.items()}
+        return moves, self._left(heads)

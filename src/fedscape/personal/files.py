@@ -29,6 +29,7 @@ from fedscape.personal.fedem import IFCA, FedEM
 from fedscape.personal.fedgmm import FedGMM
 from fedscape.personal.fedper import FedPer
 from fedscape.personal.fedrep import FedRep
+from fedscape.personal.gpfl import GPFL, with_valve
 from fedscape.personal.methods import Common
 from fedscape.personal.own_models import Ditto, LocalOnly, PFedMe
 from fedscape.personal.personalised import Personalised
@@ -57,10 +58,11 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "FedALA": ("layers", "rate", "sample", "warm_up"),
     "FedDBE": ("kappa", "momentum"),
     "PFedFDA": ("ridge",),
+    "GPFL": ("magnitude", "decay"),
 }
 _STACKED = ("ClusteredFL", "IFCA", "FedEM", "FedGMM")  # several models, stacked
 #: How a method wraps the network that its file names.
-_WRAPS: dict[str, Callable[[Module], Module]] = {"FedDBE": with_shift}
+_WRAPS: dict[str, Callable[[Module], Module]] = {"FedDBE": with_shift, "GPFL": with_valve}
 _WRITTEN = {"arguments", "features", "target", "training", "settings"}
 
 
@@ -237,7 +239,9 @@ def _make_local(local: LocalSGD, settings: Mapping[str, Any], state: Mapping[str
     return LocalOnly(local, **{"initial": "seed", **settings})  # older files lack it: then newcomers get no model
 
 
-_KINDS = (Common, ClusteredFL, IFCA, PFedMe, FedEM, Ditto, FedRep, FedPer, FedBN, FedBABU, FedALA, FedDBE, PFedFDA)
+_KINDS = (
+    Common, ClusteredFL, IFCA, PFedMe, FedEM, Ditto, FedRep, FedPer, FedBN, FedBABU, FedALA, FedDBE, PFedFDA, GPFL,
+)  # fmt: skip
 MAKERS: dict[str, Maker] = {
     **{kind.__name__: with_settings(kind) for kind in _KINDS},
     "FedGMM": _make_fedgmm,

@@ -12,7 +12,7 @@ from fedscape.core.federation import Federation
 from fedscape.core.random import Key
 from fedscape.core.validate import check_number, check_whole
 from fedscape.errors import DataError
-from fedscape.learning.evaluation import model_arrays, valid_rows
+from fedscape.learning.evaluation import valid_rows
 from fedscape.learning.fedavg import FedAvg
 from fedscape.learning.layers import initialised
 from fedscape.learning.local import LocalSGD, check_local
@@ -21,14 +21,16 @@ from fedscape.learning.trainer import trainer_of
 from fedscape.personal.fedem import small_example
 from fedscape.personal.shared import (
     COMMON_MODEL,
+    common_model,
     each_own_log_probs,
     measured,
     own_models,
+    spread,
     trained_alone,
     weighted,
     weighted_sums,
 )
-from fedscape.types import Array, Arrays, Kept
+from fedscape.types import Array, Arrays, Kept, Tensors
 
 _MEAN = Mean()
 
@@ -93,7 +95,7 @@ class LocalOnly(Computation):
     def adapt(self, state: Arrays, clients: Federation, key: Key) -> Kept:
         """Train the model of each client for one more round on its own rows."""
         new = trained_alone(self.local, own_models(self.local, state, clients), clients, key)
-        return {f"model.{n}": p for n, p in new.items()}
+        return trainer_of(self.local).left({f"model.{n}": p for n, p in new.items()})
 
     def coded_columns(self) -> Sequence[str]:
         return (self.local.target,)
@@ -164,8 +166,9 @@ class Ditto(FedAvg):
 
     def adapt(self, state: Arrays, clients: Federation, key: Key) -> Kept:
         """Train the model of each client for one more round on its own rows, pulled to the common one."""
-        own, pull = own_models(self.local, state, clients), (self.strength, model_arrays(state))
-        return {f"model.{n}": v for n, v in trained_alone(self.local, own, clients, key, pull=pull).items()}
+        own, pull = own_models(self.local, state, clients), (self.strength, common_model(self.local, state))
+        new = trained_alone(self.local, own, clients, key, pull=pull)
+        return trainer_of(self.local).left({f"model.{n}": p for n, p in new.items()})
 
     @classmethod
     def examples(cls) -> Sequence[tuple[Ditto, Federation]]:
@@ -221,10 +224,9 @@ class PFedMe(FedAvg):
         if not 0 <= check_number("strength", strength) < np.inf or not 0 < check_number("pull", pull) <= 1:
             raise DataError(f"strength must be at least 0, pull above 0 and at most 1: {strength}, {pull}")
 
-    def _solve(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Arrays]:
+    def _solve(self, state: Arrays, clients: Federation, key: Key) -> tuple[Tensors, Tensors]:
         """Each client's copy w of the common model, and its own theta."""
-        w = {n: np.broadcast_to(p, (len(clients), *p.shape)) for n, p in model_arrays(state).items()}
-        theta = w
+        theta = w = spread(common_model(self.local, state), clients)
         for r in range(self.repeats):
             rate = self.local.rate(key.round)
             repeat_key = key.at(key.round * self.repeats + r)
@@ -246,13 +248,16 @@ class PFedMe(FedAvg):
         moves, weight, kept = self._sent(state, clients, key)
         return {**weighted_sums(moves, weight), **self._sent_weight(weight.sum())}, kept
 
-    def _sent(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Array, Kept]:
+    def _sent(self, state: Arrays, clients: Federation, key: Key) -> tuple[Tensors, Array, Kept]:
         """Each client's move of its copy of the common model, the weight of the move, and its own model."""
         moves, theta = self._solve(state, clients, key)
-        for n, p in model_arrays(state).items():
+        for n, p in common_model(self.local, state).items():
             moves[n] -= p
         weight = clients.sizes if self.weighting == "samples" else np.ones(len(clients))
-        return moves, weight, {f"model.{n}": v for n, v in theta.items()}
+        return moves, weight, self._left(theta)
+
+    def _left(self, theta: Tensors) -> Kept:
+        return trainer_of(self.local).left({f"model.{n}": v for n, v in theta.items()})
 
     def _sent_weight(self, weight: Array) -> Arrays:
         return {"weight": weight} if self.weighting == "samples" else {}
@@ -266,7 +271,7 @@ class PFedMe(FedAvg):
 
     def adapt(self, state: Arrays, clients: Federation, key: Key) -> Kept:
         """The model of each client near the common one."""
-        return {f"model.{n}": v for n, v in self._solve(state, clients, key)[1].items()}
+        return self._left(self._solve(state, clients, key)[1])
 
     @classmethod
     def examples(cls) -> Sequence[tuple[PFedMe, Federation]]:

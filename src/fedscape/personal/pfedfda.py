@@ -13,13 +13,13 @@ from fedscape.core.federation import Federation
 from fedscape.core.random import Key
 from fedscape.core.validate import check_number
 from fedscape.errors import DataError
-from fedscape.learning.evaluation import model_arrays
 from fedscape.learning.local import LocalSGD
+from fedscape.learning.trainer import trainer_of
 from fedscape.personal.features import last_linear, with_embedding
 from fedscape.personal.fedem import small_example
 from fedscape.personal.fedper import FedPer
-from fedscape.personal.shared import class_column, weighted
-from fedscape.types import Array, Arrays, Kept
+from fedscape.personal.shared import class_column, class_counts, common_model, weighted
+from fedscape.types import Array, Arrays, Kept, Tensors
 
 BETAS = np.linspace(0.0, 1.0, 6)
 _PRIOR = 1e-4  # prior of a class of which a client has no row
@@ -101,46 +101,39 @@ class PFedFDA(FedPer):
                             for n, v in zip(self.head_names, head, strict=True)}}  # fmt: skip
 
     def step(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:
-        z, y = self._features(state, clients)
-        moves = self._moves(state, clients, key, y)
-        return {**weighted(moves, clients.sizes), "weight": clients.sizes, **self._sums(state, clients, z, y)}, {}
+        counts = class_counts(self.local, clients, len(state["means"]))
+        sums, moves = self._sums(state, clients, counts), self._moves(state, clients, key, counts)
+        return {**weighted(moves, clients.sizes), "weight": clients.sizes, "rows": counts, **sums}, {}
 
     total = Computation.total  # type: ignore[assignment]  # FedPer's does not sum the scatter
 
     def _features(self, state: Arrays, clients: Federation) -> tuple[Array, Array]:
         y = class_column(self.local, clients).astype(np.int64)
-        if clients.n_rows == 0:
-            return np.zeros((0, len(state["covariance"]))), y
-        if not 0 <= y.min() <= y.max() < len(state["means"]):
-            raise DataError(
-                f"column {self.local.target!r} must hold classes from 0 to {len(state['means']) - 1}, it holds "
-                f"{y.min()} to {y.max()}: drop such rows with where()"
-            )
-        return with_embedding(clients, self.local, state)["z"], y
+        return with_embedding(clients, self.local, state)["z"] if len(y) else np.zeros((0, len(state["covariance"]))), y
 
-    def _moves(self, state: Arrays, clients: Federation, key: Key, y: Array) -> Arrays:
+    def _moves(self, state: Arrays, clients: Federation, key: Key, counts: Array) -> Tensors:
         """Each client's move of the body under the head of the common distribution and its own class shares."""
         names, law = self.head_names, Law(state["means"], state["covariance"])
-        body = {n: p for n, p in model_arrays(state).items() if n not in names}
-        each = [law.head(prior, self.ridge) for prior in _priors(clients, y, len(law.means))]
-        return self._body_moves(body, self._stacked(state, each), clients, key) if each else {}
+        body = {n: p for n, p in common_model(self.local, state).items() if n not in names}
+        each = [law.head(prior, self.ridge) for prior in _priors(counts)]
+        if not each:
+            return {}
+        heads = {n: trainer_of(self.local).sent(v) for n, v in self._stacked(state, each).items()}
+        return self._body_moves(body, heads, clients, key)
 
     def _stacked(self, state: Arrays, each: list[tuple[Array, Array]]) -> Arrays:
         """Clients' heads under the names and in the dtype of the model: [clients, ...]."""
         parts = zip(self.head_names, zip(*each, strict=True), strict=True)
         return {n: np.stack(values).astype(state[f"model.{n}"].dtype) for n, values in parts}
 
-    def _sums(self, state: Arrays, clients: Federation, z: Array, y: Array) -> Arrays:
-        """Rows, sums and scatter of each client's features, about the broadcast means."""
-        n_classes, d = state["means"].shape
+    def _sums(self, state: Arrays, clients: Federation, counts: Array) -> Arrays:
+        """Sums and scatter of each client's features, about the broadcast means."""
+        (z, y), (n_classes, d), ends = self._features(state, clients), state["means"].shape, clients.offsets
         about = z - state["means"][y]
-        counts, sums = np.zeros((len(clients), n_classes)), np.zeros((len(clients), n_classes, d))
-        owner = np.repeat(np.arange(len(clients)), clients.sizes)
-        np.add.at(counts, (owner, y), 1.0)
-        np.add.at(sums, (owner, y), about)
-        ends = clients.offsets
+        sums = np.zeros((len(clients), n_classes, d))
+        np.add.at(sums, (np.repeat(np.arange(len(clients)), clients.sizes), y), about)
         scatter = [about[ends[i] : ends[i + 1]].T @ about[ends[i] : ends[i + 1]] for i in range(len(clients))]
-        return {"rows": counts, "sums": sums, "scatter": np.stack(scatter) if scatter else np.zeros((0, d, d))}
+        return {"sums": sums, "scatter": np.stack(scatter) if scatter else np.zeros((0, d, d))}
 
     def update(self, state: Arrays, total: Arrays, key: Key) -> Arrays:
         if total["weight"] < 1:
@@ -155,9 +148,10 @@ class PFedFDA(FedPer):
 
     def adapt(self, state: Arrays, clients: Federation, key: Key) -> Kept:
         """Each client's head from its own distribution and the common one, in closed form."""
-        z, y = self._features(state, clients)
         law, each = Law(state["means"], state["covariance"]), []
-        for i, (prior, rng) in enumerate(zip(_priors(clients, y, len(law.means)), key.of(clients), strict=True)):
+        priors = _priors(class_counts(self.local, clients, len(law.means)))
+        z, y = self._features(state, clients)
+        for i, (prior, rng) in enumerate(zip(priors, key.of(clients), strict=True)):
             rows = slice(int(clients.offsets[i]), int(clients.offsets[i + 1]))
             own = _best_law(law, z[rows], y[rows], prior, self.ridge, rng)
             each.append(own.head(prior, self.ridge))
@@ -169,12 +163,11 @@ class PFedFDA(FedPer):
         return [(cls(two), fed), (cls(replace(two, strategy="vmap"), initial="seed"), fed)]
 
 
-def _priors(clients: Federation, y: Array, n_classes: int) -> Array:
+def _priors(counts: Array) -> Array:
     """Each client's class shares, never zero: [clients, classes]; equal without rows."""
-    counts = np.zeros((len(clients), n_classes))
-    np.add.at(counts, (np.repeat(np.arange(len(clients)), clients.sizes), y), 1.0)
-    shares = np.where(clients.sizes[:, None] > 0, counts / np.maximum(clients.sizes, 1)[:, None], 1 / n_classes)
-    return (shares + _PRIOR) / (1 + n_classes * _PRIOR)
+    rows, n_classes = counts.sum(axis=1, keepdims=True), counts.shape[1]
+    shares = np.where(rows > 0, counts / np.maximum(rows, 1), 1 / n_classes)
+    return np.asarray((shares + _PRIOR) / (1 + n_classes * _PRIOR))
 
 
 def _estimate(common: Law, z: Array, y: Array) -> Law:

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from fedscape.core.blocks import on_host
 from fedscape.core.computation import Computation
 from fedscape.core.engine import Engine, as_engine
 from fedscape.core.federation import Federation
@@ -15,7 +16,7 @@ from fedscape.core.random import Key
 from fedscape.core.rounds import check_declared_classes
 from fedscape.core.validate import check_number, check_whole
 from fedscape.errors import DataError, NotFittedError, PrivacyError
-from fedscape.learning.evaluation import model_arrays, valid_rows
+from fedscape.learning.evaluation import valid_rows
 from fedscape.learning.local import LocalSGD, check_local
 from fedscape.learning.trainer import trainer_of
 from fedscape.personal.features import principal_directions, projected
@@ -24,11 +25,11 @@ from fedscape.personal.shared import (
     each_model,
     forward,
     measured,
+    moved_from,
     moved_models,
     stacked,
     start_models,
     sums_over_rows,
-    trained_alone,
     weighted,
     weighted_sums,
 )
@@ -37,7 +38,7 @@ from fedscape.privacy.mechanisms import Privacy
 from fedscape.statistics.histogram import Histogram
 from fedscape.statistics.kmeans import FederatedKMeans
 from fedscape.statistics.moments import Moments
-from fedscape.types import Array, Arrays, Kept
+from fedscape.types import Array, Arrays, Kept, Tensors
 
 _BINS = 128  # of squared distances, by powers of two from 2^-8 to 2^8
 _UNMEASURED = 0.05  # variance within groups where privacy lets nobody measure it: that of 20 rows
@@ -318,15 +319,12 @@ class ProfiledFL(Computation):
 
     def total(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:
         moves, weight, kept = self._trained(state, clients, key)
-        return {**weighted_sums(moves, weight), "weight": weight.sum(axis=0)}, kept
+        return {**on_host(weighted_sums(moves, weight)), "weight": weight.sum(axis=0)}, kept
 
-    def _trained(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Array, Kept]:
+    def _trained(self, state: Arrays, clients: Federation, key: Key) -> tuple[Tensors, Array, Kept]:
         """Each client's move, what it counts in each group, and its group."""
         group = self.profiles.groups(clients)
-        begin = {n: p[group] for n, p in model_arrays(state).items()}
-        moves = trained_alone(self.local, begin, clients, key)
-        for n, m in moves.items():
-            m -= begin[n]
+        moves = moved_from(self.local, state, group, clients, key)
         return moves, np.eye(self.profiles.n_groups_)[group] * clients.sizes[:, None], {"group": group}
 
     def update(self, state: Arrays, total: Arrays, key: Key) -> Arrays:

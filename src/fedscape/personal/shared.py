@@ -14,8 +14,8 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from fedscape.core.arrays import Ragged, offsets_of, segment_sum_twin
+from fedscape.core.blocks import on_host
 from fedscape.core.federation import Federation
-from fedscape.core.kept import kept_rows
 from fedscape.core.random import Key
 from fedscape.core.validate import all_finite
 from fedscape.errors import DataError, NotFinite
@@ -24,7 +24,7 @@ from fedscape.learning.device import Data
 from fedscape.learning.evaluation import Evaluation, checked_params, model_arrays
 from fedscape.learning.layers import Centre, initialised
 from fedscape.learning.local import LocalSGD
-from fedscape.learning.loop import known_classes, one_thread, precise
+from fedscape.learning.loop import known_classes, one_thread, precise, weighted_sum
 from fedscape.learning.losses import checked_loss, cross_entropy, logistic
 from fedscape.learning.optimisers import Rates
 from fedscape.learning.trainer import train, trainer_of
@@ -133,25 +133,28 @@ def moved_models(state: Arrays, total: Arrays, weight: Array) -> Arrays:
     return new
 
 
-def weighted(moves: Arrays, weights: Array) -> Arrays:
+def weighted(moves: Mapping[str, Array | Tensor], weights: Array) -> Arrays:
     """Each client's moves times its weights [clients] or [clients, M], under the names sent: `delta.<parameter>`."""
     kinds = weights.shape[1:]
     return {
         f"delta.{n}": m.reshape(len(m), *[1 for _ in kinds], *m.shape[1:])
         * weights.astype(m.dtype).reshape(*weights.shape, *[1] * (m.ndim - 1))
-        for n, m in moves.items()
+        for n, m in on_host(moves).items()
     }
 
 
-def weighted_sums(moves: Arrays, weights: Array) -> Arrays:
-    """Sums of the same over clients, in float64, without a copy of the moves."""
-    return {f"delta.{n}": s for n, s in sums_of(moves, weights).items()}
+def weighted_sums(moves: Tensors, weights: Array) -> Arrays:
+    """Sums of the same over clients, in float64; those of a GPU stay there, as an engine only adds them."""
+    sums = sums_of(moves, weights)
+    return {f"delta.{n}": s if s.is_cuda else s.numpy() for n, s in sums.items()}
 
 
-def sums_of(moves: Arrays, weights: Array) -> Arrays:
+def sums_of(moves: Tensors, weights: Array) -> Tensors:
     """The moves times weights [clients] or [clients, M], summed over clients in float64."""
-    how = "c,c...->..." if weights.ndim == 1 else "ck,c...->k..."
-    return {n: np.einsum(how, weights, m, dtype=np.float64) for n, m in moves.items()}
+    with one_thread():
+        if weights.ndim == 1:
+            return {n: weighted_sum(m, weights) for n, m in moves.items()}
+        return {n: torch.stack([weighted_sum(m, each) for each in weights.T]) for n, m in moves.items()}
 
 
 def sums_over_rows(values: Array, clients: Federation) -> Array:
@@ -187,6 +190,19 @@ def class_column(local: LocalSGD, clients: Federation) -> Array:
         shape = f" of shape {list(target.shape[1:])} a row" if target.ndim > 1 else ""
         raise DataError(f"column {local.target!r} must hold classes, whole numbers, not {target.dtype}{shape}")
     return target
+
+
+def class_counts(local: LocalSGD, clients: Federation, n_classes: int) -> Array:
+    """Each client's rows of each class: [clients, classes]; refuse a class that the model does not know."""
+    y = class_column(local, clients).astype(np.int64)
+    if len(y) and not 0 <= y.min() <= y.max() < n_classes:
+        raise DataError(
+            f"column {local.target!r} must hold classes from 0 to {n_classes - 1}, it holds {y.min()} to {y.max()}: "
+            "drop such rows with where()"
+        )
+    counts = np.zeros((len(clients), n_classes))
+    np.add.at(counts, (np.repeat(np.arange(len(clients)), clients.sizes), y), 1.0)
+    return counts
 
 
 def log_probs_of(logs: Array, target: Array, *, otherwise: float = -np.inf) -> Array:
@@ -232,9 +248,20 @@ def with_kept_of(clients: Federation, ids: Array, kept: Mapping[str, Ragged]) ->
     return clients.with_kept(held)
 
 
-def own_models(local: LocalSGD, state: Arrays, clients: Federation) -> Arrays:
+def own_models(local: LocalSGD, state: Arrays, clients: Federation) -> Tensors:
     """Each client's own parameters, [clients, ...]; the common ones for a client that keeps none."""
-    return {n: kept_rows(clients, f"model.{n}", np.asarray(p)) for n, p in checked_models(local, state).items()}
+    trainer = trainer_of(local)
+    return {n: trainer.kept_rows(clients, f"model.{n}", p) for n, p in common_model(local, state).items()}
+
+
+def common_model(local: LocalSGD, state: Mapping[str, Array]) -> Tensors:
+    """The parameters of a state on the device; they must not be written to."""
+    return {n: trainer_of(local).tensor(f"model.{n}", np.asarray(p)) for n, p in checked_models(local, state).items()}
+
+
+def spread(params: Tensors, clients: Federation) -> Tensors:
+    """One set of parameters as that of each client, [clients, ...], without copies."""
+    return {n: p.expand(len(clients), *p.shape) for n, p in params.items()}
 
 
 def checked_models(local: LocalSGD, state: Mapping[str, Array]) -> Arrays:
@@ -242,11 +269,11 @@ def checked_models(local: LocalSGD, state: Mapping[str, Array]) -> Arrays:
     return checked_params(local, model_arrays(state))
 
 
-def each_own_log_probs(local: LocalSGD, own: Arrays, clients: Federation) -> Array:
+def each_own_log_probs(local: LocalSGD, own: Tensors, clients: Federation) -> Array:
     """log p(class | x) of each row under its client's own parameters: [rows, classes]."""
     parts = []
     for i in np.flatnonzero(clients.sizes):
-        mine = {n: torch.tensor(p[i], device=local.device) for n, p in own.items()}
+        mine = {n: p[i] for n, p in own.items()}
         rows = slice(int(clients.offsets[i]), int(clients.offsets[i + 1]))
         parts.append(forward(local, [mine], clients, rows, loss=False)[:, 0])
     return np.concatenate(parts) if parts else np.zeros((0, 1))
@@ -254,14 +281,14 @@ def each_own_log_probs(local: LocalSGD, own: Arrays, clients: Federation) -> Arr
 
 def trained_alone(
     local: LocalSGD,
-    own: Arrays,
+    own: Tensors,
     clients: Federation,
     key: Key,
     *,
     rate: float | None = None,
-    pull: tuple[float, Arrays | None] | None = None,
+    pull: tuple[float, Tensors | None] | None = None,
     still: Collection[str] = (),
-) -> Arrays:
+) -> Tensors:
     """Train each client's own parameters on its rows: [clients, ...]; a client without rows keeps its own.
 
     `pull` is a proximal weight and the parameters it pulls to, the same for all; None pulls to a client's start.
@@ -274,49 +301,61 @@ def trained_alone(
     return new
 
 
+def moved_from(local: LocalSGD, state: Arrays, which: Array, clients: Federation, key: Key) -> Tensors:
+    """How far each client moves the one of a state's models [M, ...] that it begins with."""
+    where = trainer_of(local).sent(which)
+    begin = {n: p[where] for n, p in common_model(local, state).items()}
+    moves = trained_alone(local, begin, clients, key)
+    return {n: m.sub_(begin[n]) for n, m in moves.items()}
+
+
 def moved_alone(
     local: LocalSGD,
-    own: Arrays,
+    own: Tensors,
     clients: Federation,
     key: Key,
     *,
     rate: float | None = None,
-    pull: tuple[float, Arrays | None] | None = None,
+    pull: tuple[float, Tensors | None] | None = None,
     still: Collection[str] = (),
     centre: Centre | None = None,
     weights: Array | None = None,
     each: Collection[str] = (),
-) -> Arrays:
-    """As `trained_alone`, but how far each client moves. `own` may be broadcast from one set of parameters.
+) -> Tensors:
+    """As `trained_alone`, but how far each client moves. `own` may be one set of parameters, `spread`.
 
     `centre` is what the mean inputs of a ShiftedLinear are pulled to. With weights, one for each client, the weighted
     sums over clients, but for the parameters in `each`.
     """
     strength, common = (local.proximal, None) if pull is None else pull
     rates = Rates(local.rate(key.round) if rate is None else rate, strength)
-    anchor = None if common is None else {n: torch.tensor(p, device=local.device)[None] for n, p in common.items()}
+    anchor = None if common is None else {n: p[None] for n, p in common.items()}
     trainer = trainer_of(local)
     sums = [] if weights is None else [n for n in own if n not in each]
-    moves = {n: np.zeros(p.shape[1:]) if n in sums else np.zeros(p.shape, p.dtype) for n, p in own.items()}
+    moves = {
+        n: p.new_zeros(p.shape[1:], dtype=torch.float64) if n in sums else p.new_zeros(p.shape) for n, p in own.items()
+    }
     data = trainer.data(clients)
     for positions in groups(clients.sizes, local.timing, most=trainer.chunk):
-        starts = {n: trainer.sent(p[:1].copy() if p.strides[0] == 0 else p[positions]) for n, p in own.items()}
+        where = trainer.sent(positions)
+        starts = {n: p[:1] if p.stride(0) == 0 else p[where] for n, p in own.items()}
         work = work_of(local, data, clients, positions, key)
         count = None if weights is None else weights[positions]
         moved = train(local, starts, work, rates, anchor, still=still, centre=centre, weights=count, each=each)
-        for n, values in trainer.fetched(moved).items():
+        for n, values in moved.items():
             if n in sums:
                 moves[n] += values
             else:
-                moves[n][positions] = values
+                moves[n][where] = values
     return moves
 
 
-def check_own(new: Arrays, clients: Federation, key: Key) -> None:
+def check_own(new: Tensors, clients: Federation, key: Key) -> None:
     """Refuse own models of clients that diverged: no sum would show it."""
     for name, values in new.items():
-        if not all_finite(values):
-            bad = int(np.argwhere(~np.isfinite(values))[0][0])
+        finite = torch.isfinite(values).all() if values.is_cuda else all_finite(values.numpy())
+        if not finite:
+            bad = int(torch.argwhere(~torch.isfinite(values))[0][0])
             raise NotFinite(
                 f"round {key.round}: client {clients.ids[bad]!s} has NaN or infinity in {name!r} of its own model: "
                 "look for them in its rows, or lower the learning rate"

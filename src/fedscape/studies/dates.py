@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ _PERIODS = {
 }
 _YEAR_FIRST = re.compile(r"(\d{4})[-/.](\d{1,2})[-/.](\d{1,2})(?:[T ,]+(\d{1,2}):(\d{2}).*)?")
 _DOTTED = re.compile(r"(\d{1,2})\.(\d{1,2})\.(\d{4})(?:[T ,]+(\d{1,2}):(\d{2}).*)?")
+_SLASHED = re.compile(r"(\d{1,2})/(\d{1,2})/(\d{4})(?:[T ,]+(\d{1,2}):(\d{2}).*)?")
 
 
 def over_time(data: Prepared, shares: Array, notes: list[str], *, least: int) -> dict[str, Any] | None:
@@ -84,7 +86,8 @@ def times_of(values: Array, names: Any) -> Array | None:
     """
     if names is None:
         return values.astype("datetime64[s]") if values.dtype.kind == "M" else None
-    parsed = [_time_of(str(text)) for text in names]
+    day_first = _day_first(names)
+    parsed = [_time_of(str(text), day_first) for text in names]
     unread = sum(time is None for time in parsed)
     if unread > 0.05 * len(parsed):
         return None
@@ -92,12 +95,26 @@ def times_of(values: Array, names: Any) -> Array | None:
     return np.asarray(table[values])  # -1 takes the last entry
 
 
-def _time_of(text: str) -> str | None:
+def _day_first(texts: Sequence[Any]) -> bool | None:
+    """Whether dates with slashes begin with the day: a number above 12 tells. None where none does, or both do.
+
+    >>> _day_first(["01/02/2024", "31/01/2024"]), _day_first(["01/02/2024"])
+    (True, None)
+    """
+    slashed = [match for text in texts if (match := _SLASHED.fullmatch(str(text).strip()))]
+    first, second = (any(int(match[n]) > 12 for match in slashed) for n in (1, 2))
+    return first if first != second else None
+
+
+def _time_of(text: str, day_first: bool | None) -> str | None:
     """A text of a date in the form of ISO 8601; None where it is of another form, or of no day there is."""
     if match := _YEAR_FIRST.fullmatch(text.strip()):
         year, month, day, hour, minute = match.groups()
     elif match := _DOTTED.fullmatch(text.strip()):
         day, month, year, hour, minute = match.groups()
+    elif day_first is not None and (match := _SLASHED.fullmatch(text.strip())):
+        first, second, year, hour, minute = match.groups()
+        day, month = (first, second) if day_first else (second, first)
     else:
         return None
     time = f"{year}-{int(month):02d}-{int(day):02d}T{int(hour or 0):02d}:{minute or '00'}"

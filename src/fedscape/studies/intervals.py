@@ -32,7 +32,7 @@ def mean_interval(
     >>> mean_interval(np.array([1.0, 2.0, 3.0]))
     {'value': 2.0, 'low': -0.484138, 'high': 4.484138}
     """
-    from scipy.stats import t
+    from scipy.special import stdtrit
 
     finite = np.asarray(values, dtype=float)
     finite = finite[np.isfinite(finite)]
@@ -48,7 +48,7 @@ def mean_interval(
             shares = parts / parts.sum()  # Welch and Satterthwaite; infinite where only a known variance is left
             inverse = float((shares**2 / (n - 1, variance[1])).sum())
             freedom = 1 / inverse if inverse > 0 else np.inf
-        reach = float(t.ppf(1 - 0.025 / comparisons, freedom) * np.sqrt(parts.sum()))
+        reach = float(stdtrit(freedom, 1 - 0.025 / comparisons) * np.sqrt(parts.sum()))
     low, high = (max(middle - reach, least), min(middle + reach, most)) if np.isfinite(reach) else (np.nan, np.nan)
     interval: Interval = plain({"value": middle, "low": low, "high": high})
     return interval

@@ -27,7 +27,7 @@ from fedscape.learning.adapters import merged
 from fedscape.learning.evaluation import model_arrays
 from fedscape.learning.export import module_of
 from fedscape.learning.inputs import Feature, Inputs
-from fedscape.learning.layers import Module
+from fedscape.learning.layers import Module, ShiftedLinear
 from fedscape.personal.clustered import ClusteredFL
 from fedscape.personal.fedala import FedALA
 from fedscape.personal.fedem import IFCA, FedEM
@@ -239,7 +239,11 @@ def _layers(trained: Trained, networks: list[tuple[float, Module]]) -> list[dict
             f"scikit-learn reads one value a column, and {arrays[0]!r} holds arrays: export to onnx or torch"
         )
     linear = [layer for layer in networks[0][1].modules() if isinstance(layer, nn.Linear)]
-    return [{"weight": layer.weight.tolist(), "bias": layer.bias.tolist()} for layer in linear]
+    odd = next((type(layer).__name__ for layer in linear if type(layer) not in (nn.Linear, ShiftedLinear)), None)
+    if odd is not None:
+        raise DataError(f"scikit-learn has no layer like the {odd} of {trained.method}: export to onnx or torch")
+    with torch.no_grad():  # at zero a layer gives its bias, a shift of its inputs included
+        return [{"weight": f.weight.tolist(), "bias": f(f.weight.new_zeros(f.in_features)).tolist()} for f in linear]
 
 
 def to_sklearn(path: str | os.PathLike[str], *, client: str | None = None) -> Any:

@@ -15,6 +15,8 @@ from fedscape.core.arrays import Ragged
 from fedscape.engines.ray import engine as engines
 from fedscape.engines.ray import workers as crew
 from fedscape.engines.ray.shard import Shard
+from fedscape.learning import LocalSGD, cross_entropy, models
+from fedscape.personal import Ditto
 
 
 class Died(Exception):
@@ -170,6 +172,33 @@ def test_any_number_of_workers_and_relays_gives_the_bytes_of_local(ray, clients,
                 if type(sampler) is not All:
                     assert engine.draw(sampler, key).tolist() == sampler.draw(fed, key).tolist()
         assert (engine._crew._relays is not None) == (engine.workers > 8)
+
+
+def test_groups_that_train_go_to_all_workers_evenly_wherever_their_clients_are(ray, monkeypatch):
+    """As on several GPUs: five groups a round; a worker borrows the models that clients of other shards keep."""
+    monkeypatch.setattr(crew, "RELAYED", 2)
+    ran, run = [], Shard.run
+    monkeypatch.setattr(Shard, "run", lambda self, message, part, *lent: (
+        ran.append((self.begin, len(part.nodes))), run(self, message, part, *lent))[1])  # fmt: skip
+    rng = np.random.default_rng(0)
+    fed = people(40)
+    fed = Federation({"x": rng.normal(size=(fed.n_rows, 3)), "y": fed["y"] % 2}, fed.offsets, ids=fed.ids)
+    local = LocalSGD(models.linear(3, 2), cross_entropy, lr=0.5, epochs=1, batch_size=3, group_size=4)
+
+    def ending(engine):
+        loop = rounds(Ditto(local), engine, n_rounds=4, sampler=FixedSize(20))
+        states = [v.tobytes() for r in loop for v in r.state.values()]
+        return states, [(n, k.flat.tobytes(), k.offsets.tobytes()) for n, k in sorted(loop.engine.kept().items())]
+
+    expected = ending(Local(fed, threads=1))
+    for workers in (1, 2, 5, 7):
+        ran.clear()
+        with engines.Ray(fed, workers=workers) as engine:
+            assert ending(engine) == expected
+        loads = np.array([sum(nodes for begin, nodes in ran if begin == first) for first in {b for b, _ in ran}])
+        assert loads.sum() == 5 * 4
+        assert len(loads) == min(workers, 5)
+        assert np.ptp(loads) <= 4  # a group more in each round
 
 
 @pytest.mark.parametrize("workers", [7, 40])

@@ -263,6 +263,15 @@ def test_a_class_that_is_written_in_two_ways_is_found_and_letters_are_not(tmp_pa
     assert "'smokes' has 2 classes that differ from another in case or spaces only" in str(found)
 
 
+def test_a_line_of_sums_that_became_a_client_is_named(tmp_path):
+    (tmp_path / "t.csv").write_text("site,a,y\ns1,1,u\ns1,2,v\nSummer,1,u\nSummer,3,v\nTotal,7,4\n")
+    _, reading = read_table(str(tmp_path / "t.csv"), client="site", target="y")
+    (each,) = [each for each in reading.findings if "sums" in each.line]
+    assert (each.row, each.value) == (5, "Total")
+    assert str(each).startswith("1 of 3 clients is named like a line of sums (row 5: 'Total')")
+    assert "Total" not in str(each.shared())
+
+
 def test_a_code_that_is_left_out_as_one_of_its_client_is_not_said_to_be_used():
     census = fs.datasets.load("acs-mini")
     findings = read_columns(census, target="MAR").findings

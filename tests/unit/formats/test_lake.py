@@ -151,6 +151,74 @@ def test_a_glob_of_partitions_keeps_what_their_names_say(tmp_path):
     assert dict(zip(by_year.ids.tolist(), by_year.sizes.tolist(), strict=True)) == {2020: 2, 2021: 1, 2022: 1}
 
 
+@pytest.mark.parametrize(
+    ("folders", "ids"),
+    [
+        (["007", "7"], ["007", "7"]),  # no number, or two clients would become one
+        (["-3", str(2**40)], [-3, 2**40]),
+        (["%C3%BC%2F2", "x=3"], ["x=3", "ü/2"]),
+        ([str(2**63), "1"], ["1", str(2**63)]),
+    ],
+)
+def test_the_client_may_be_in_the_path_alone(tmp_path, folders, ids):
+    for number, name in enumerate(folders):
+        written(tmp_path / f"who={name}", pa.table({"v": [number, number]}))
+    for where in (tmp_path, f"{tmp_path}/who=*", [tmp_path / f"who={name}" / "0.parquet" for name in folders]):
+        scanned = Federation.scan(where, client="who")
+        assert scanned.ids.tolist() == ids
+        assert scanned.sizes.tolist() == [2, 2]
+
+
+def test_a_key_in_the_path_and_in_the_file_must_be_the_same(tmp_path):
+    for year in (2020, 2021):
+        rows = pa.table({"who": [1, 2], "v": [1, 2], "year": pa.array([year] * 2, pa.int64())})
+        written(tmp_path / f"year={year}", rows)
+    same = Federation.scan(tmp_path, client="who")
+    assert same["year"].tolist() == [2020, 2021, 2020, 2021]
+    assert same["year"].dtype == np.int64
+    pq.write_table(rows.set_column(2, "year", [[2021, 2022]]), tmp_path / "year=2021" / "0.parquet")
+    said = r"'year' is 2021 in the path of row group 0 of .*year=2021/0\.parquet, which holds 2021 to 2022"
+    for how in ({}, {"filter": ds.field("who") == 1}):
+        with pytest.raises(DataError, match=said):
+            Federation.scan(tmp_path, client="who", **how)
+    assert Federation.scan(tmp_path, client="who", columns=["v"]).n_rows == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("README.md", b"# mine", r"README\.md is no Parquet.*'lake/\*\*/\*\.parquet' leaves other files out"),
+        ("z.parquet", b"", r"z\.parquet is no Parquet"),
+        ("z.parquet", None, r"z\.parquet is no file, perhaps a link to nothing"),
+    ],
+)
+def test_a_file_that_is_no_parquet_is_named(tmp_path, name, content, said):
+    folder = written(tmp_path / "lake", pa.table({"who": [1], "v": [2]}))
+    if content is None:
+        (folder / name).symlink_to("/nowhere")
+    else:
+        (folder / name).write_bytes(content)
+    with pytest.raises(DataError, match=said):
+        Federation.scan(folder, client="who")
+    assert Federation.scan(f"{folder}/**/0.parquet", client="who").n_rows == 1
+
+
+def test_bad_rows_are_named_by_file_and_row_group(tmp_path):
+    good = {"who": [1] * 5, "v": [1] * 5, "x": [[1.0]] * 5}
+    gap, ragged = {**good, "who": [1, 1, 1, None, 1]}, {**good, "x": [[1.0]] * 4 + [[1.0, 2.0]]}
+    large = {**good, "v": [1, 1, 2**60, None, 1]}
+    for rows, said in (
+        (gap, r"'who' of row group 1 of .*1\.parquet has no value in row 1"),
+        (ragged, r"row group 2 of .*1\.parquet: column 'x' holds lists of different lengths"),
+        (large, r"row group 1 of .*1\.parquet: column 'v' mixes 1152921504606846976"),
+    ):
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        written(folder, pa.table(good))
+        pq.write_table(pa.table(rows), folder / "1.parquet", row_group_size=2)
+        with pytest.raises(DataError, match=said):
+            Federation.scan(folder, client="who")
+
+
 def test_datasets_of_other_formats_are_read_as_well(tmp_path):
     (tmp_path / "rows.csv").write_text("who,v\n1,2\n3,4\n1,5\n")
     scanned = Federation.scan(ds.dataset(tmp_path / "rows.csv", format="csv"), client="who")

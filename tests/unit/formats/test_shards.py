@@ -17,9 +17,9 @@ import pytest
 import fedscape as fs
 from fedscape import DataError, Federation
 from fedscape.formats.lake import lake_source
+from fedscape.formats.ranges import Ranges, splitters_of
 from fedscape.formats.sharded import edges, mapped, verify_shards
 from fedscape.formats.shuffle import Threads, shuffle
-from fedscape.formats.spill import part_of, splitters_of
 
 
 def table(rows=6_000, clients=300, seed=0, texts=True):
@@ -121,7 +121,7 @@ def test_the_part_of_an_id_is_the_number_of_splitters_not_above_it(low):
         ids = np.clip(low + rng.integers(0, width, 5000, dtype=np.int64).astype(object), -(2**63), 2**63 - 1)
         ids = ids.astype(np.int64)
         splitters = splitters_of(ids[:500], 40)
-        np.testing.assert_array_equal(part_of(ids, splitters), np.searchsorted(splitters, ids, side="right"))
+        np.testing.assert_array_equal(Ranges(splitters).part_of(ids), np.searchsorted(splitters, ids, side="right"))
 
 
 @pytest.mark.parametrize("sizes", [[5], [1000, 3, 0, 2000], [1, 1, 1], [4096, 8192, 1]])

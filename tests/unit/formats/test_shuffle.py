@@ -161,7 +161,9 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == []
 
 
-def test_parts_grow_with_the_rows_and_not_with_the_memory():
-    assert under_test.how_many(10**8, 24, 2**29) == 12
-    assert under_test.how_many(10**8, 24, 2**60) == 1
+def test_parts_fit_in_the_memory_and_in_the_caches_where_that_leaves_pieces_to_read():
+    assert under_test.how_many(10**4, 24, 2**29) == 1
+    assert under_test.how_many(10**8, 24, 2**60) == -(-24 * 10**8 // under_test.CACHED)
+    assert under_test.how_many(10**9, 24, 2**28) == 2**28 // (3 * under_test.PIECE)
+    assert under_test.how_many(10**9, 24, 2**26) == -(-25 * 24 * 10**8 // 2**26)
     assert under_test.how_many(10**8, 24, 1) == under_test.MOST_PARTS

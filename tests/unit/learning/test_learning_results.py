@@ -171,7 +171,9 @@ def test_weights_of_a_sweep_cross_to_the_host_where_somebody_looks(settings, tmp
     plain = sweep(local_step(), fed, settings, **kwargs)
     monkeypatch.setattr(Device, "holds", True)
     fetched = Device.fetched
-    monkeypatch.setattr(Device, "fetched", lambda self, t: crossed.append(sorted(t)) or fetched(self, t))
+    monkeypatch.setattr(
+        Device, "fetched", lambda self, t: crossed.append({n: len(v) for n, v in t.items()}) or fetched(self, t)
+    )
     each_round = sweep(local_step(), fed, settings, **kwargs, checkpoint=tmp_path / "sweep")
     often, crossed[:] = [n for n in crossed if n], []
     at_the_end = sweep(local_step(), fed, settings, **kwargs)
@@ -179,6 +181,7 @@ def test_weights_of_a_sweep_cross_to_the_host_where_somebody_looks(settings, tmp
     assert len(often) == 8  # rounds
     assert len(seldom) == 2  # rungs
     assert set(seldom[0]) == set(often[0])
+    assert {n: sum(each[n] for each in seldom) for n in seldom[0]} == dict.fromkeys(often[0], len(settings))  # once
     for a, b, c in zip(plain, each_round, at_the_end, strict=True):
         assert a.setting == b.setting == c.setting
         assert a.diverged == b.diverged == c.diverged
@@ -189,15 +192,16 @@ def test_weights_of_a_sweep_cross_to_the_host_where_somebody_looks(settings, tmp
 def test_arrays_that_did_not_cross_are_nan_for_whoever_looks(monkeypatch):
     monkeypatch.setattr(Device, "holds", True)
     device = Device(local_step())
-    state = device.arrays({"a": torch.ones(2, 3), "one": torch.full((1, 1), 5.0), "n": torch.tensor([4])}, unseen=True)
+    state = device.unseen({"a": torch.ones(2, 3), "one": torch.full((1, 1), 5.0), "n": torch.tensor([4])})
     assert np.isnan(state["a"]).all()
     assert state["a"].shape == (2, 3)
-    assert state["n"].tolist() == [4]
+    assert state["n"].tolist() == [0]
     assert device.known_finite({"a": state["a"], "one": state["one"]})
     assert torch.equal(device.tensor("a", state["a"]), torch.ones(2, 3))
     seen = device.seen({**state, "other": np.zeros(2)})
     assert seen["a"].tolist() == [[1.0] * 3] * 2
     assert seen["one"].tolist() == [[5.0]]
+    assert seen["n"].tolist() == [4]
     assert seen["other"].tolist() == [0.0, 0.0]
     assert not Device(local_step()).known_finite({"a": state["a"]})
 

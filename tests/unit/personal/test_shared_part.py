@@ -209,7 +209,10 @@ def test_the_consensus_of_feddbe_is_the_mean_of_features_after_a_first_training(
 
 @pytest.mark.parametrize("strategy", ["auto", "sequential", "vmap"])
 def test_feddbe_is_a_plain_loop_over_clients_and_batches(strategy):
-    """Four rounds of a model of two layers: the loop is the algorithm, the batches are the ones of LocalSGD."""
+    """Four rounds of a model of two layers: the loop is the algorithm, the batches are the ones of LocalSGD.
+
+    The first finds the consensus, and what it trained is dropped.
+    """
     sizes = [25, 9, 0, 14]
     everyone = two_concepts(len(sizes), 25)
     fed = everyone.where(np.concatenate([np.arange(25) < n for n in sizes]))
@@ -237,9 +240,10 @@ def test_feddbe_is_a_plain_loop_over_clients_and_batches(strategy):
                     p.data -= 0.2 * g
             mine = torch.tensor(fed["x"][fed.offsets[i] : fed.offsets[i + 1]])
             features += torch.tanh(mine @ own["0.weight"].T + own["0.bias"]).detach().sum(dim=0)
-            shift[i] = b.detach()
-            for n, p in own.items():
-                moved[n] += sizes[i] / sum(sizes) * (p.detach() - common[n])
+            if consensus is not None:
+                shift[i] = b.detach()
+                for n, p in own.items():
+                    moved[n] += sizes[i] / sum(sizes) * (p.detach() - common[n])
         common = {n: p + moved[n] for n, p in common.items()}
         consensus = features / sum(sizes) if consensus is None else consensus
     for n, p in common.items():

@@ -91,5 +91,18 @@ def test_dates_that_can_be_read_in_two_ways_are_not_guessed():
     assert any("more than one way" in note for note in notes)
 
 
+def test_a_number_above_12_tells_whether_dates_with_slashes_begin_with_the_day():
+    both = np.array([0, 1])
+    assert times_of(both, ["31/01/2024 7:05", "01/02/2024"]).astype("datetime64[D]").astype(str).tolist() == [
+        "2024-01-31",
+        "2024-02-01",
+    ]
+    assert times_of(both, ["1/31/2024", "2/1/2024"]).astype(str).tolist() == [
+        "2024-01-31T00:00:00",
+        "2024-02-01T00:00:00",
+    ]
+    assert times_of(both, ["31/01/2024", "01/31/2024"]) is None  # both orders
+
+
 def test_data_without_dates_have_no_time_axis():
     assert section(Federation({"y": [0, 1] * 6}, np.arange(0, 13, 2))) == (None, [])

@@ -21,7 +21,7 @@ from fedscape.trained.model import load, trained
 
 ARGUMENTS = {"n_features": 6, "hidden": 8, "n_classes": 3}
 #: They train all of the last layer, or a normalisation.
-NEED_MORE = ("fedbn", "feddbe", "pfedfda")
+NEED_MORE = ("fedbn", "feddbe", "pfedfda", "gpfl")
 NETWORKS = [n for n, m in METHODS.items() if m.family in ("global", "personal") and m.command and n not in NEED_MORE]
 
 
@@ -65,7 +65,7 @@ def test_a_method_that_trains_what_is_frozen_says_so(name, fed):
         train(name, adapted(), fed, n_rounds=1)
 
 
-@pytest.mark.parametrize("name", ["feddbe", "pfedfda"])
+@pytest.mark.parametrize("name", ["feddbe", "pfedfda", "gpfl"])
 def test_they_take_adapters_below_a_last_layer_that_trains_whole(name, fed, tmp_path):
     model = train(name, adapted(layers=["1"], also=["3"]), fed, n_rounds=2)
     trained(model, "mlp", ARGUMENTS, name=name).save(tmp_path / "model")

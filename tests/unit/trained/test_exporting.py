@@ -73,6 +73,7 @@ def strange():
         "fedala",
         "feddbe",
         "pfedfda",
+        "gpfl",
     ],
 )
 def test_the_networks_of_a_client_are_those_that_predict_for_it(tmp_path, method):
@@ -157,12 +158,24 @@ def test_a_pipeline_of_scikit_learn_says_the_same(tmp_path, model, classes, how)
         assert pipeline.predict(frame).tolist() == [made.inputs.classes[i] for i in wanted.argmax(axis=1)]
 
 
+def test_a_pipeline_has_the_shift_of_a_client(tmp_path):
+    made, new = load(path := run(tmp_path, "feddbe")), strange()
+    frame = pd.DataFrame({name: new[name] for name in ("age", "floor")})
+    frame["job"] = np.array(new.names["job"])[new["job"]]
+    pipeline = to_sklearn(path, client="a")
+    place = [list(pipeline.classes_).index(name) for name in made.inputs.classes]
+    rows = slice(0, int(new.offsets[1]))  # those of a
+    wanted = made.predict(new).probabilities[rows]
+    np.testing.assert_allclose(pipeline.predict_proba(frame)[rows][:, place], wanted, atol=1e-5)
+
+
 def test_what_cannot_be_exported_is_refused_in_one_line(tmp_path):
     path = run(tmp_path, "fedgmm", fill="mean")
     for call, message in (
         (lambda: export(path, tmp_path / "o", to="torch"), "fedgmm chooses its network row by row"),
         (lambda: export(path, tmp_path / "o", to="caffe"), "to must be one of onnx, torch, sklearn, not 'caffe'"),
         (lambda: to_sklearn(run(tmp_path, "fedem")), "scikit-learn has no model that is a mixture of networks"),
+        (lambda: to_sklearn(run(tmp_path, "gpfl"), client="a"), "scikit-learn has no layer like the Valve of gpfl"),
         (lambda: export(run(tmp_path, "ditto"), tmp_path / "o", to="torch", client="q"), "knows no client 'q'"),
         (lambda: to_sklearn(tmp_path / "none.json"), "cannot be read"),
     ):

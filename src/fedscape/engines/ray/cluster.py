@@ -60,7 +60,6 @@ class Cluster:
                 _check_same(self.ray, address)
             _ENGINES["users"] += 1
         try:
-            self._threads = threads
             self.workers = workers or self.room()
             self._check_room(threads, gpus)
         except BaseException:
@@ -73,8 +72,12 @@ class Cluster:
         return _connected(self.ray)
 
     def room(self) -> int:
-        """Number of workers for which the cluster has cores now."""
-        return max(1, int(self.ray.cluster_resources().get("CPU", 1)) // self._threads)
+        """Number of workers for which the cluster has cores, and GPUs if they take any, now."""
+        have = self.ray.cluster_resources()
+        fit = [have.get("CPU", 1) / self._each["num_cpus"]]
+        if self._each["num_gpus"]:
+            fit.append(have.get("GPU", 0) / self._each["num_gpus"])
+        return max(1, int(min(fit) + 1e-9))
 
     def machines(self) -> int:
         """Number of machines in the cluster."""

@@ -34,6 +34,7 @@ from fedscape.types import Array, Arrays
 
 PARTS = 16  # parts of a round per worker: few enough to be cheap, enough to add while others compute
 CALLS = 1024  # cap on the calls of a round where there are many workers, with one per worker at least
+FEW = 4  # nodes of a round per worker below which they are dealt out evenly, wherever their clients are
 
 
 class Ray:
@@ -57,11 +58,11 @@ class Ray:
         another. By default the cluster this process is connected to, or else one on this machine alone, started here
         and stopped by `close`.
     workers
-        Number of processes; by default as many as there are cores for, also when machines join later.
+        Number of processes; by default as many as there are cores (and GPUs) for, also when machines join later.
     threads
         Number of blocks that a worker runs at once, each on one thread of BLAS and torch; it reserves as many cores.
     gpus_per_worker
-        GPUs reserved for each worker, for training with device="cuda"; 0.5 lets two share one.
+        GPUs reserved for each worker, for training with device="cuda" and a `group_size`; 0.5 lets two share one.
     memory
         Bytes that a worker may allocate in addition to its start (Linux); files and the object store do not count.
     min_clients
@@ -200,10 +201,16 @@ class Ray:
         return chosen(sampler, parts, n)
 
     def _assign(self, who: Array, blocks: Sequence[tuple[int, int]], tree: Tree) -> list[Assignment]:
-        """Assign nodes of the tree to the shard of their first client, in a few calls for each shard."""
-        level = tree.level(4 * self.workers) if tree.blocks > LEAVES else 0
+        """Assign nodes of the tree to the shard of their first client, in a few calls for each shard.
+
+        A few nodes, such as the groups that train on GPUs, go to all shards evenly.
+        """
+        level = tree.level(FEW * self.workers) if tree.blocks > LEAVES else 0
         nodes = [[blocks[i] for i in tree.blocks_of(level, node)] for node in range(tree.nodes(level))]
-        homes = np.searchsorted(self._bounds, who[[node[0][0] for node in nodes]], side="right") - 1
+        if len(nodes) < FEW * self.workers:
+            homes = np.arange(len(nodes)) * self.workers // max(len(nodes), 1)
+        else:
+            homes = np.searchsorted(self._bounds, who[[node[0][0] for node in nodes]], side="right") - 1
         edges = np.searchsorted(homes, np.arange(self.workers + 1)).tolist()
         calls = max(1, min(PARTS, CALLS // self.workers))
         assignments = []
@@ -220,13 +227,12 @@ class Ray:
         begin, end = nodes[0][0][0], nodes[-1][-1][1]
         members = who[begin:end]
         relative = [[(a - begin, b - begin) for a, b in node] for node in nodes]
+        first_home, last_home = np.searchsorted(self._bounds, members[[0, -1]], side="right") - 1
         guests = []
-        other = shard + 1
-        while other < self.workers and members[-1] >= self._bounds[other]:
+        for other in range(first_home, last_home + 1):
             low, high = np.searchsorted(members, self._bounds[other : other + 2])
-            if low < high:
+            if low < high and other != shard:
                 guests.append((other, members[low:high]))
-            other += 1
         return Assignment(shard, Part(as_slice(members), relative, tree, level, first), guests, len(members))
 
     # -- machines ------------------------------------------------------------------------------------------------------

@@ -40,13 +40,14 @@ class Relay:
         """Let workers run these parts; returns their outcomes as one, and what clients keep."""
         import ray
 
-        borrowed = {where: each for group in lent for where, each in group.items()}
+        borrowed: dict[tuple[int, int], Any] = {where: each for group in lent for where, each in group.items()}
+        for number, _, _, guests in parts:  # before any part, for which they would have to wait
+            for other, ranks in guests:
+                if (number, other) not in borrowed:
+                    borrowed[number, other] = self._worker(other).lend.remote(ranks)
         calls = []
         for number, shard, part, guests in parts:
-            theirs = [
-                borrowed[number, other] if (number, other) in borrowed else self._worker(other).lend.remote(ranks)
-                for other, ranks in guests
-            ]
+            theirs = [borrowed[number, other] for other, _ in guests]
             calls.append(self._worker(shard).run.options(num_returns=2).remote(message, part, *theirs))
         outcomes = ray.get([outcome for outcome, _ in calls])
         for outcome in outcomes:

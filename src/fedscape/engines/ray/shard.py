@@ -168,7 +168,7 @@ class Shard:
     def run(
         self, message: Broadcast, part: Part, *lent: tuple[int, Kept]
     ) -> tuple[Outcome | FedscapeError, list[Place]]:
-        """Add up nodes of the cohort; the last clients may belong to another shard, which lends their kept arrays."""
+        """Add up nodes of the cohort; clients may belong to other shards, which lend their kept arrays in order."""
         try:
             with one_library_thread(), without_warnings(message.release):
                 self._open(message)
@@ -210,8 +210,9 @@ class Shard:
         if not lent:
             return self._kept_at
         ranks = numbers(part.ranks)
-        mine = ranks[ranks < self.end]
-        joint = joined([self.lend(mine), *lent])
+        mine = ranks[(ranks >= self.begin) & (ranks < self.end)]
+        before = np.searchsorted(np.cumsum([0, *(n for n, _ in lent)]), (ranks < self.begin).sum())
+        joint = joined([*lent[:before], self.lend(mine), *lent[before:]])
         return lambda place: taken(joint, np.searchsorted(ranks, numbers(place)))
 
     # -- kept arrays ---------------------------------------------------------------------------------------------------

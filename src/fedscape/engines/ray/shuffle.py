@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -23,6 +24,14 @@ class Tasks:
     def map(self, work: Callable[[Any], T], items: Sequence[Any]) -> list[T]:
         """The results of the items, in order."""
         return self.cluster.map(work, items)
+
+
+def _absolute(where: Any) -> Any:
+    """Local paths as every process finds them, whatever its working folder."""
+    if isinstance(where, str | os.PathLike):
+        path = os.fspath(where)
+        return path if "://" in path else os.path.abspath(path)
+    return [_absolute(each) for each in where] if isinstance(where, list | tuple) else where
 
 
 def scan(
@@ -48,10 +57,11 @@ def scan(
     address, workers
         As for `Ray`; each task takes one core.
     how
-        Further options of `formats.lake.scan`; `memory` is that of one task.
+        Further options of `formats.lake.scan`, in which a query has its `connection`; `memory` is that of one task.
     """
     cluster = Cluster(address, workers, 1, 0.0, None)
     try:
+        where = where if how.get("connection") is not None else _absolute(where)
         scan_here(where, path, client=client, tasks=Tasks(cluster), **how)
     finally:
         cluster.leave()

@@ -125,27 +125,26 @@ class Crew:
     def run(self, message: Any, assignments: Sequence[Assignment], *, lend: bool) -> Iterator[Outcome]:
         """Run the assignments and return their outcomes in order; a worker that dies is restarted and repeats its part.
 
-        Only a few parts are in flight at a time: an error or Ctrl-C leaves little running. With very many workers the
-        calls go through relays, as long as nothing breaks.
+        Few parts are in flight at a time: an error or Ctrl-C leaves little running. Very many workers have relays.
         """
         self._deaths, self._alarms, self._kept = [0] * len(self.edges), 0, {}
         if (relayed := self._by_relays(lambda relays: self._relayed(relays, message, assignments, lend))) is not None:
             yield from relayed
             return
         ray = self.cluster.ray
+        lent = {i: self._lent(a, lend) for i, a in enumerate(assignments)}  # before any part, which they would wait for
         waiting: dict[int, deque[int]] = defaultdict(deque)
         for i, assigned in enumerate(assignments):
             waiting[assigned.shard].append(i)
-        busy: dict[int, int] = defaultdict(int)
-        flying: dict[Any, int] = {}
+        busy, flying = defaultdict[int, int](int), dict[Any, int]()
         done: dict[int, Outcome | FedscapeError] = {}
-        end, turn = len(assignments), 0
-        hungry = list(waiting)
+        end, turn, hungry = len(assignments), 0, list(waiting)
         while turn < len(assignments):
             for shard in hungry:
                 while waiting[shard] and busy[shard] < AHEAD:
                     if (i := waiting[shard].popleft()) < end:
-                        flying[self._send(i, assignments[i], message, lend)] = i
+                        theirs = lent.pop(i, []) or self._lent(assignments[i], lend)
+                        flying[self._send(i, assignments[i], message, theirs)] = i
                         busy[shard] += 1
             hungry = []
             if turn not in done:
@@ -172,11 +171,12 @@ class Crew:
     def _ready(self, refs: list[Any]) -> list[Any]:
         """All calls that are done, at least one."""
         ready, _ = self.cluster.ray.wait(refs, num_returns=len(refs), timeout=0)
-        done: list[Any] = ready or self.cluster.ray.wait(refs, num_returns=1)[0]
-        return done
+        return list(ready or self.cluster.ray.wait(refs, num_returns=1)[0])
 
-    def _send(self, index: int, assigned: Assignment, message: Any, lend: bool) -> Any:
-        lent = [self._actors[other].lend.remote(ranks) for other, ranks in assigned.guests] if lend else []
+    def _lent(self, assigned: Assignment, lend: bool) -> list[Any]:
+        return [self._actors[other].lend.remote(ranks) for other, ranks in assigned.guests] if lend else []
+
+    def _send(self, index: int, assigned: Assignment, message: Any, lent: Sequence[Any]) -> Any:
         actor = self._actors[assigned.shard]
         outcome, self._kept[index] = actor.run.options(num_returns=2).remote(message, assigned.part, *lent)
         return outcome

@@ -60,7 +60,8 @@ class StackTrainer(FusedTrainer):
     @property
     def chunk(self) -> int:
         """One client of a large stack: its steps keep a thread busy, and threads then share clients evenly."""
-        return 1 if self.local.n_parameters > SMALL_MODEL else super().chunk
+        large = self.local.group_size is None and self.local.n_parameters > SMALL_MODEL
+        return 1 if large else super().chunk
 
     def train(
         self,

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from fedscape.core.blocks import as_ragged
 from fedscape.core.federation import Federation
 from fedscape.core.random import Key
 from fedscape.mixtures.latent_class.basis import hidden_units
@@ -119,7 +120,10 @@ class Networks(ClassAssignment):
 
     def step(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:
         sent, kept = super().step(state, clients, key)
-        return {**sent, "inner": self.gradient(state, clients, np.asarray(kept["labels"].flat))}, kept
+        return {
+            **sent,
+            "inner": self.gradient(state, clients, np.asarray(as_ragged(kept, len(clients))["labels"].flat)),
+        }, kept
 
     def gradient(self, state: Arrays, clients: Federation, labels: Array) -> Array:
         """Minus half the derivative of the squared error of each agent's events by V_k: [agents, K, f + 1, hidden]."""

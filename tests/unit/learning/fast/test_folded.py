@@ -308,12 +308,13 @@ def test_training_with_and_without_a_pull_keeps_both_programs(uncompiled):
     """As Ditto does in every round: to a common place, to none, and to a place of each client."""
     local = LocalSGD(models.mlp(6, 8, 3).double(), cross_entropy, lr=0.1, epochs=1, batch_size=3, strategy="compiled")
     fed, key, plain = ragged(), Key(0), replace(local, strategy="vmap")
-    own = {n: np.stack([p + 0.1 * i for i in range(len(fed))]) for n, p in local.parameters().items()}
+    common = {n: torch.from_numpy(p) for n, p in local.parameters().items()}
+    own = {n: torch.stack([p + 0.1 * i for i in range(len(fed))]) for n, p in common.items()}
     made = []
     for _ in range(2):
-        for pull in (None, (0.5, local.parameters()), (0.5, None)):
+        for pull in (None, (0.5, common), (0.5, None)):
             one, other = (trained_alone(how, own, fed, key, pull=pull) for how in (local, plain))
-            assert all(np.abs(one[n] - other[n]).max() < 1e-9 for n in one)
+            assert all((one[n] - other[n]).abs().max() < 1e-9 for n in one)
         made.append({kind: list(p.compiled) for kind, p in trainer_of(local).programs.items()})
     assert made[0] == made[1]
     assert sorted(made[0]) == [(0, False), (1, False), (2, False)]
