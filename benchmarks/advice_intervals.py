@@ -26,7 +26,7 @@ SIZES = {  # clients: (rows of each, are they sites, budget)
     30: (40, False, Limits(60, 12_000, 12, 4)),
     3000: (10, False, Limits(3_000, 30_000, 4, 4)),
 }
-SOME = ("fedavg", "fedavg+", "ifca", "local")  # of 3,000 clients: the methods that train in time, at one rate
+SOME = ("fedavg", "fedavg+", "local")  # of 3,000 clients: the methods that train in time, at one rate
 
 
 def drawn(clients: int, seed: int) -> Federation:

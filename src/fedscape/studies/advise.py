@@ -192,7 +192,7 @@ def settled_by(learn: dict[str, Any]) -> str:
     if learn["capped"]:
         return "; a larger --budget uses more of the clients and rows"
     if learn.get("climbing"):
-        return "; more rounds would tell"
+        return "; only more clients, rows or rounds would tell"
     return "; only more clients or rows would tell"
 
 
