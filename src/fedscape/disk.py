@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import importlib
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ except ModuleNotFoundError:  # Windows
     fcntl = None
 
 _BINARY = getattr(os, "O_BINARY", 0)  # without it Windows writes "\n" as two bytes
+_HERE, _EXCHANGE = -100, 2  # of Linux: paths count from the working folder; two names change places
 _BEYOND = 2**31 - 2  # Windows locks bytes and keeps others from reading them: lock one that no such file has
 
 
@@ -74,6 +77,17 @@ def _read_some(handle: int, size: int, offset: int) -> bytes:
         return os.pread(handle, size, offset)
     os.lseek(handle, offset, os.SEEK_SET)
     return os.read(handle, size)
+
+
+def exchanged(one: Path, other: Path) -> bool:
+    """Whether two folders took each other's names, at once; False where the system cannot, and nothing has changed."""
+    if not sys.platform.startswith("linux"):
+        return False
+    try:
+        rename = ctypes.CDLL(None, use_errno=True).renameat2
+    except AttributeError:  # an old C library
+        return False
+    return bool(rename(_HERE, os.fsencode(one), _HERE, os.fsencode(other), _EXCHANGE) == 0)
 
 
 def sync(path: str | os.PathLike[str]) -> None:

@@ -22,21 +22,23 @@ def test_fit_on_ray_gives_the_population_of_local(tmp_path):
     assert a.weights_.tobytes() == b.weights_.tobytes()
 
 
-def test_a_study_sketches_and_fidelity_on_ray_are_those_of_local(tmp_path):
+def test_a_study_a_description_sketches_and_fidelity_on_ray_are_those_of_local(tmp_path):
     ray = ("--engine", "ray", "--workers", 2)
-    results, sketches, compared = [], [], []
+    results, sketches, compared, described = [], [], [], []
     for name, how in (("here", ()), ("there", ray)):
         ok("study", "acs-race", "--out", tmp_path / name, "--quiet", "--json", *how)
         results.append((tmp_path / name / "result.json").read_bytes())
         built = ("sketch", "build", "acs-mini", "--column", "AGEP", "--rows", 8, "--out", tmp_path / f"{name}.sketch")
         ok(*built, "--json", *how)
         sketches.append(load(tmp_path / f"{name}.sketch").counts.tobytes())
+        described.append(ok("describe", "acs-mini", "--column", "race", "--json", *how))
         compared.append(
             ok("fidelity", "acs-mini", "acs-mini", "--column", "race", "--features", "AGEP", "--json", *how)
         )
     assert results[0] == results[1]
     assert sketches[0] == sketches[1]
     assert compared[0] == compared[1]
+    assert described[0] == described[1]
 
 
 def test_engines_that_do_not_exist_or_do_not_answer_are_one_line():

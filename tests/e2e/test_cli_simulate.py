@@ -34,6 +34,8 @@ def test_simulate_cuts_clients_that_fidelity_finds_alike(tmp_path):
     found = json.loads(ok("fidelity", tmp_path / "a", tmp_path / "b.parquet", "--json"))
     assert 0.2 < found["auc"]["value"] < 0.8
     assert "not represented" in started("fidelity", tmp_path / "a", tmp_path / "b.parquet")
+    ok("simulate", tmp_path / "rows.parquet", *options, "--policy", "independent", "--out", tmp_path / "c")
+    assert len(datasets.read(tmp_path / "c")) == 50
     assert "already exists" in refused(2, "simulate", tmp_path / "rows.parquet", *options, "--out", tmp_path / "a")
 
 
@@ -45,6 +47,8 @@ def test_too_few_rows_and_bad_files_are_one_line(tmp_path):
     assert "category 0 has 20 rows, the plan needs" in said
     assert said.count("\n") == 1
     assert "no rows" not in ok("simulate", tmp_path / "rows.parquet", *options, "--policy", "scale")
+    told = ("simulate", tmp_path / "rows.parquet", *options, "--engine", "ray")
+    assert "give --policy independent and --out FOLDER" in refused(2, *told)
     assert "policy must be one of" in refused(2, "simulate", tmp_path / "rows.parquet", *options, "--policy", "no")
     assert "there is no" in refused(2, "simulate", tmp_path / "none.parquet", *options)
     refused(2, "simulate", tmp_path / "rows.parquet", "--population", tmp_path / "rows.parquet")

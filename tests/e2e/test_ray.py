@@ -28,6 +28,7 @@ from fedscape import (
     Key,
     Ledger,
     Local,
+    MixtureOfDirichletMultinomials,
     Poisson,
     Ray,
     rounds,
@@ -146,8 +147,9 @@ def test_rows_are_grouped_by_tasks_and_workers_check_their_shards(cluster, tmp_p
     import pyarrow.parquet as pq
 
     from fedscape.cli.data import data_group
-    from fedscape.engines.ray.shuffle import scan
+    from fedscape.engines.ray.shuffle import scan, tasks_on
     from fedscape.formats.sharded import edges
+    from fedscape.simulate import FromMixture, sharded
 
     rng = np.random.default_rng(0)
     rows = pa.table({"who": [f"u{v}" for v in rng.integers(0, 900, 90_000)], "y": rng.integers(0, 4, 90_000)})
@@ -162,6 +164,13 @@ def test_rows_are_grouped_by_tasks_and_workers_check_their_shards(cluster, tmp_p
         patch.chdir(tmp_path)  # tasks need not have this working folder
         data_group("rows.parquet", Path("by-command"), "who", memory=16, engine="ray", workers=2)
     assert Federation.load(tmp_path / "by-command").fingerprint() == here.fingerprint()
+    monkeypatch.setattr(sharded, "SHARD", 4096)
+    recipe = FromMixture(MixtureOfDirichletMultinomials(1).fit(here.counts("y", n_categories=4)))
+    with tasks_on(None, 2) as tasks:
+        sharded.write_clients(recipe, here, tmp_path / "there", n_clients=5000, tasks=tasks)
+    sharded.write_clients(recipe, here, tmp_path / "here", n_clients=5000)
+    index = "part-00001/federation.json"  # has the checksums of all its files
+    assert (tmp_path / "there" / index).read_bytes() == (tmp_path / "here" / index).read_bytes()
     with Ray(tmp_path / "grouped", workers=2) as engine:
         assert Histogram(4).fit(engine).counts_.tolist() == Histogram(4).fit(here).counts_.tolist()
         assert set(engine._bounds.tolist()) <= set(edges(tmp_path / "grouped"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -39,6 +40,9 @@ def simulate(
         str, typer.Option(help="If a category has too few rows: refuse, replace, scale, or independent.")
     ] = "refuse",
     client: Client = None,
+    engine: EngineName = "local",
+    address: Address = None,
+    workers: Workers = None,
     categorical: Categorical = None,
     numeric: Numeric = None,
     ignore: Ignore = None,
@@ -48,15 +52,22 @@ def simulate(
     json_: Json = False,
 ) -> None:
     """Simulate clients like the true ones from data without clients."""
-    from fedscape.studies import simulated
+    from fedscape.studies.fidelity import check_engine, simulated
 
     free(out, force)
-    columns = overrules(categorical, numeric, ignore, names=names)
-    fed, about = simulated(
-        proxy, population, n_clients=clients, column=column, policy=policy, client=client, overrules=columns, seed=seed
-    )
-    if out is not None:
-        datasets.write(fed, out, overwrite=force)
+    placing(engine, address, workers)  # refuse options that do not go together
+    with contextlib.ExitStack() as opened:
+        tasks = None
+        if engine == "ray":
+            from fedscape.engines.ray.shuffle import tasks_on
+
+            check_engine(out, policy)
+            tasks = opened.enter_context(tasks_on(address, workers))
+        about = simulated(
+            proxy, population, n_clients=clients, column=column, policy=policy, client=client,
+            overrules=overrules(categorical, numeric, ignore, names=names), seed=seed,
+            out=None if out is None else out.absolute(), overwrite=force, tasks=tasks,
+        )[1]  # fmt: skip
     show(about, json_, _clients_for_people)
 
 

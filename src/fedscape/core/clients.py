@@ -188,8 +188,8 @@ class Clients:
         """A digest of who the clients are and how many rows of what shape they have (not of the values)."""
         digest = hashlib.sha256()
         digest.update(repr([(n, str(v.dtype), v.shape[1:]) for n, v in self.columns.items()]).encode())
-        digest.update(self.offsets.tobytes())
-        digest.update(self.keys.tobytes())
+        for numbers in (self.offsets, self.keys):
+            digest.update(np.ascontiguousarray(numbers).view(np.uint8).data)  # no copy: they may be mapped
         return digest.hexdigest()
 
     # -- parts ---------------------------------------------------------------------------------------------------------

@@ -35,7 +35,8 @@ def client_keys(ids: Array) -> Array:
     array([                   3, 18446744073709551615], dtype=uint64)
     """
     if ids.dtype.kind in "iu":
-        return ids.astype(np.int64).view(np.uint64) if ids.dtype.kind == "i" else ids.astype(np.uint64)
+        wide = np.int64 if ids.dtype.kind == "i" else np.uint64
+        return ids.astype(wide, copy=False).view(np.uint64)  # mapped ids stay on disk
     digests = b"".join(hashlib.blake2b(str(i).encode(), digest_size=8).digest() for i in ids.tolist())
     return np.frombuffer(digests, dtype="<u8").astype(np.uint64)
 

@@ -13,6 +13,8 @@ from fedscape.core.random import Key, client_keys
 from fedscape.errors import DataError
 from fedscape.types import Array, HasKeys
 
+_CHUNK = 2**16  # clients whose numbers are drawn at a time
+
 
 @runtime_checkable
 class Sampler(Protocol):
@@ -85,7 +87,7 @@ class Poisson:
             raise DataError(f"the rate of Poisson sampling must be above 0 and at most 1, not {self.rate}")
 
     def draw(self, clients: HasKeys, key: Key) -> Array:
-        return np.flatnonzero(key.uniform(clients) < self.rate)
+        return chosen(self, _parts(self, clients, key, 1.0), len(clients.keys))
 
 
 @dataclass(frozen=True)
@@ -107,8 +109,12 @@ class FixedSize:
             raise DataError(f"the size of a cohort must be at least 1, not {self.size}")
 
     def draw(self, clients: HasKeys, key: Key) -> Array:
-        check_size(self.size, len(clients.keys))
-        return np.sort(np.argsort(key.uniform(clients), kind="stable")[: self.size])
+        n = len(clients.keys)
+        check_size(self.size, n)
+        parts = _parts(self, clients, key, bound(self, n))
+        if sum(len(where) for where, _ in parts) < self.size:
+            parts = _parts(self, clients, key, 1.0)
+        return chosen(self, parts, n)
 
 
 class _Keys:
@@ -116,6 +122,20 @@ class _Keys:
 
     def __init__(self, keys: Array) -> None:
         self.keys = keys
+
+
+def uniform_of(where: Array, clients: HasKeys, key: Key) -> Array:
+    """The number of each of these clients, uniform between 0 and 1; numbers of the others are not drawn."""
+    return key.uniform(_Keys(clients.keys[where]))
+
+
+def _parts(sampler: Sampler, clients: HasKeys, key: Key, below: float) -> list[tuple[Array, Array]]:
+    """The candidates of ranges of clients, one range after the other: no number is held but theirs."""
+    keys, parts = clients.keys, []
+    for begin in range(0, max(1, len(keys)), _CHUNK):
+        where = np.arange(begin, min(begin + _CHUNK, len(keys)))
+        parts.append(candidates(sampler, keys[where], where, key, below=below))
+    return parts
 
 
 def in_parts(sampler: object) -> bool:
@@ -133,7 +153,7 @@ def candidates(sampler: Sampler, ids: Array, where: Array, key: Key, *, below: f
     Only numbers less than `below` are returned; see `bound`.
     """
     numbers = key.uniform(_Keys(client_keys(ids)))
-    order = np.argsort(where)
+    order = np.argsort(where, kind="stable")
     where, numbers = where[order], numbers[order]
     if isinstance(sampler, Poisson):
         taken = np.flatnonzero(numbers < sampler.rate)
@@ -197,7 +217,7 @@ class Side:
 
     def draw(self, clients: HasKeys, key: Key) -> Array:
         """The positions of the cohort, rising."""
-        aside = Key(self.seed, purpose="validation clients").uniform(clients) < self.share
         drawn = self.sampler.draw(clients, key)
-        part: Array = drawn[aside[drawn] == self.inside]
+        aside = uniform_of(drawn, clients, Key(self.seed, purpose="validation clients")) < self.share
+        part: Array = drawn[aside == self.inside]
         return part  # it may be empty: an error would tell how many clients there are

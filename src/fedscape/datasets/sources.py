@@ -131,6 +131,9 @@ def read_table(
     return kept, replace(reading, findings=tuple(findings))
 
 
+ENDINGS = (".parquet", ".csv", ".json")  # of files that `write` can write; any other target is a folder
+
+
 def write(federation: Federation, target: str | os.PathLike[str], *, overwrite: bool = False) -> None:
     """Write a Federation in the format its ending names: .parquet, .csv, .json (LEAF), or fedscape's own folder.
 

@@ -117,6 +117,9 @@ def _put_in_place(draft: Path, target: Path) -> None:
         os.rename(draft, target)
         disk.sync(target.parent)
         return
+    if disk.exchanged(draft, target):  # a kill leaves the old folder or the new one under the name, never none
+        disk.sync(target.parent)
+        return
     old = draft_beside(target)
     os.rename(target, old)
     try:

@@ -20,10 +20,10 @@ _UNIT = 2.0**-53
 _MASK = 2**64 - 1
 
 
-def words(key: Key, number: int) -> Array:
-    """A 64-bit word for each of `number` clients (or categories), a function of the key and the position only."""
+def words(key: Key, end: int, *, begin: int = 0) -> Array:
+    """A 64-bit word for each client (or category) from `begin` to `end`, a function of key and position only."""
     seed, purpose = key._philox_key()
-    places = np.arange(number, dtype=np.uint64)
+    places = np.arange(begin, end, dtype=np.uint64)
     return np.asarray(first_uniform(places, np.uint64(key.round), seed, purpose)).view(np.uint64) * _SECOND
 
 

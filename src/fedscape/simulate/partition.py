@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -217,21 +217,28 @@ def plan(
 
 
 @dataclass(frozen=True, eq=False)
-class _Draft:
-    """Drawn histograms and counted rows, before any row is dealt."""
+class Stock:
+    """The server's rows by category.
+
+    Parameters
+    ----------
+    proxy, codes
+        The rows, and the category of each.
+    available, names
+        The number of rows of each category, and the names of the categories.
+    key
+        Of everything that is drawn.
+    """
 
     proxy: Federation
     codes: Array
-    histograms: Array
-    feasibility: Feasibility
+    available: Array
+    names: tuple[str, ...] | None
     key: Key
 
     @classmethod
-    def of(cls, recipe: Recipe, proxy: Any, n_clients: int | None, column: Column, seed: int, policy: Policy) -> _Draft:
-        if policy not in POLICIES:
-            raise DataError(f"policy must be one of {', '.join(POLICIES)}, not {policy!r}")
-        if policy == "scale" and getattr(getattr(recipe, "recipe", recipe), "least", 0) > 0:
-            raise DataError("policy='scale' shrinks clients below what least= promises: leave one of the two out")
+    def of(cls, recipe: Recipe, proxy: Any, column: Column, seed: int) -> Stock:
+        """Count the rows of each category, which recipe and proxy match by name where both have names."""
         key, data = Key(seed, purpose="simulated clients"), as_proxy(proxy)
         if hasattr(recipe, "prepare"):
             data, column = recipe.prepare(data, column, key)
@@ -242,35 +249,68 @@ class _Draft:
                 values, number, names = _by_name(values, names, wanted), len(wanted), tuple(wanted)
         else:
             values, number, names = np.zeros(data.n_rows, dtype=np.int64), 1, ("any",)
-        available = np.bincount(values, minlength=number)
-        counts = recipe.draw(available, n_clients, key)
-        if counts.shape[1] < number and available[counts.shape[1] :].any():
+        return cls(data, values, np.bincount(values, minlength=number), None if names is None else tuple(names), key)
+
+    def of_width(self, width: int) -> Stock:
+        """The same with as many categories as the recipe knows; refused if there are rows of others."""
+        number = len(self.available)
+        if width < number and self.available[width:].any():
             raise DataError(
-                f"the proxy has rows of {number} categories, the recipe knows {counts.shape[1]}: drop the others with "
+                f"the proxy has rows of {number} categories, the recipe knows {width}: drop the others with "
                 "where(), or fit to data that have them"
             )
-        wider = max(counts.shape[1] - number, 0)
-        available = np.concatenate((available[: counts.shape[1]], np.zeros(wider, dtype=np.int64)))
-        named = names if names is not None and len(names) == len(available) else None
-        feasible = Feasibility(available, counts.sum(axis=0, dtype=np.int64), named, policy)
-        return cls(data, values, counts, feasible, key)
+        available = np.zeros(width, dtype=np.int64)
+        available[: min(width, number)] = self.available[:width]
+        named = self.names if self.names is not None and len(self.names) == width else None
+        return replace(self, available=available, names=named)
+
+    def shuffled(self) -> tuple[Array, Array]:
+        """All rows, category by category and shuffled within each, and where each category begins."""
+        starts = offsets_of(self.available)
+        order = group_rows(np.ascontiguousarray(self.codes, dtype=np.int64), starts[:-1].copy())
+        shuffle_groups(order, starts, words(self.key.to("order of rows"), len(self.available)))
+        return order, starts
+
+    def deal(self, counts: Array, shared: Array, *, begin: int = 0) -> tuple[Array, Array]:
+        """The rows of each client, flat, and their offsets; the first client has the position `begin`."""
+        order, starts = self.shuffled()
+        offsets = offsets_of(counts.sum(axis=1, dtype=np.int64))
+        rows = np.empty(offsets[-1], dtype=np.int64)
+        stamp = np.full(len(order), -1, dtype=np.int64)
+        state = words(self.key.to("rows of clients"), begin + len(counts), begin=begin)
+        deal(np.ascontiguousarray(counts, dtype=np.int32), order, starts, shared, state, stamp, offsets, rows)
+        return rows, offsets
+
+
+@dataclass(frozen=True, eq=False)
+class _Draft:
+    """Drawn histograms and counted rows, before any row is dealt."""
+
+    stock: Stock
+    histograms: Array
+    feasibility: Feasibility
+
+    @classmethod
+    def of(cls, recipe: Recipe, proxy: Any, n_clients: int | None, column: Column, seed: int, policy: Policy) -> _Draft:
+        if policy not in POLICIES:
+            raise DataError(f"policy must be one of {', '.join(POLICIES)}, not {policy!r}")
+        if policy == "scale" and getattr(getattr(recipe, "recipe", recipe), "least", 0) > 0:
+            raise DataError("policy='scale' shrinks clients below what least= promises: leave one of the two out")
+        stock = Stock.of(recipe, proxy, column, seed)
+        counts = recipe.draw(stock.available, n_clients, stock.key)
+        stock = stock.of_width(counts.shape[1])
+        needed = counts.sum(axis=0, dtype=np.int64)
+        return cls(stock, counts, Feasibility(stock.available, needed, stock.names, policy))
 
     def dealt(self) -> Plan:
         feasible, counts = self.feasibility, self.histograms
         if feasible.policy == "scale" and feasible.factor < 1:
-            counts = scaled(counts, feasible, self.key.to("scaled").generator())
+            counts = scaled(counts, feasible, self.stock.key.to("scaled").generator())
         shared = np.full(len(feasible.available), feasible.policy == "independent")
         if feasible.policy == "replace":
             shared = feasible.needed > feasible.available
-        starts = offsets_of(feasible.available)
-        order = group_rows(np.ascontiguousarray(self.codes, dtype=np.int64), starts[:-1].copy())
-        shuffle_groups(order, starts, words(self.key.to("order of rows"), len(feasible.available)))
-        offsets = offsets_of(counts.sum(axis=1, dtype=np.int64))
-        rows = np.empty(offsets[-1], dtype=np.int64)
-        stamp = np.full(len(order), -1, dtype=np.int64)
-        state = words(self.key.to("rows of clients"), len(counts))
-        deal(np.ascontiguousarray(counts, dtype=np.int32), order, starts, shared, state, stamp, offsets, rows)
-        return Plan(self.proxy, rows, offsets, counts, feasible)
+        rows, offsets = self.stock.deal(counts, shared)
+        return Plan(self.stock.proxy, rows, offsets, counts, feasible)
 
 
 def _by_name(values: Array, names: Sequence[str], wanted: Sequence[str]) -> Array:

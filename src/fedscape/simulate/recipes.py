@@ -113,12 +113,15 @@ class FromMixture:
         return getattr(self.population, "category_names_", None)
 
     def draw(self, available: Array, n_clients: int | None, key: Key) -> Array:
-        n, seeds = _number(n_clients), key.to("simulated mixture")
-        parts = []
-        for block in range(-(-n // BLOCK)):
+        return self.draw_range(0, _number(n_clients), key)
+
+    def draw_range(self, begin: int, end: int, key: Key) -> Array:
+        """The histograms of some clients; `begin` is a multiple of BLOCK."""
+        seeds, parts = key.to("simulated mixture"), []
+        for block in range(begin // BLOCK, -(-end // BLOCK)):
             seed = int(seeds.generator(block).integers(2**63))
             parts.append(self.population.sample(BLOCK, seed=seed, sizes=self.sizes).astype(np.int32))
-        return np.concatenate(parts)[:n]
+        return np.concatenate(parts)[: end - begin]
 
 
 @dataclass(frozen=True, eq=False)

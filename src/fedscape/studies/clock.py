@@ -9,6 +9,7 @@ import numpy as np
 
 from fedscape.core.federation import Federation
 from fedscape.core.random import Key
+from fedscape.core.sampling import uniform_of
 from fedscape.studies.prepare import Prepared, categories_of, features_of
 from fedscape.types import Array, Arrays, HasKeys
 
@@ -42,7 +43,7 @@ class InTurn:
 
     def draw(self, clients: HasKeys, key: Key) -> Array:
         members = np.flatnonzero(self.slot == self.order[key.round % len(self.order)])
-        return np.sort(members[np.argsort(key.uniform(clients)[members], kind="stable")[: self.size]])
+        return np.sort(members[np.argsort(uniform_of(members, clients, key), kind="stable")[: self.size]])
 
 
 def time_column(data: Prepared) -> str | None:

@@ -12,11 +12,15 @@ import numpy as np
 from fedscape import datasets
 from fedscape.core.federation import Federation
 from fedscape.core.random import Key
+from fedscape.datasets.sources import ENDINGS
+from fedscape.errors import DataError
 from fedscape.formats.kinds import Overrules
 from fedscape.formats.modelled import with_classes
+from fedscape.formats.shuffle import Tasks
 from fedscape.mixtures import MixtureOfDirichletMultinomials
 from fedscape.simulate import FromMixture, FullyIID, Labels, Recipe, fidelity, plan
 from fedscape.simulate.partition import Policy, as_proxy
+from fedscape.simulate.sharded import write_clients
 from fedscape.statistics.description import describe
 from fedscape.studies.intervals import plain
 from fedscape.studies.prepare import Prepared
@@ -37,11 +41,17 @@ def simulated(
     client: str | None = None,
     overrules: Overrules | None = None,
     seed: int = 0,
+    out: Path | None = None,
+    overwrite: bool = False,
+    tasks: Tasks | None = None,
 ) -> tuple[Federation, dict[str, Any]]:
     """Simulate clients of a saved population from the rows of a name, file or folder; also return a description.
 
-    A Parquet file needs no client column unless `client` names one.
+    A Parquet file needs no client column unless `client` names one. With policy "independent" a folder `out` is written
+    shard by shard, by `tasks`, and no step holds the rows of all clients.
     """
+    if tasks is not None:
+        check_engine(out, policy)
     mixture = MixtureOfDirichletMultinomials.load(population)
     bare = Path(proxy).suffix == ".parquet" and client is None
     columns = overrules or Overrules()
@@ -51,10 +61,29 @@ def simulated(
     named = mixture.category_names_ is not None and column in rows.names
     modelled = Labels(column, None if named else mixture.concentrations_.shape[1])
     recipe = FromMixture(mixture)
-    cut = plan(recipe, rows, n_clients=n_clients, column=modelled, seed=seed, policy=cast(Policy, policy))
-    fed = cut.federation()
-    about = describe(fed)
-    return fed, {"feasibility": str(cut.feasibility), **about}
+    if out is not None and _in_shards(out, policy):
+        how: dict[str, Any] = {"n_clients": n_clients, "column": modelled, "seed": seed, "overwrite": overwrite}
+        feasible = write_clients(recipe, rows, out, tasks=tasks, **how)
+        fed = Federation.load(out, verify=False)
+    else:
+        cut = plan(recipe, rows, n_clients=n_clients, column=modelled, seed=seed, policy=cast(Policy, policy))
+        fed, feasible = cut.federation(), cut.feasibility
+        if out is not None:
+            datasets.write(fed, out, overwrite=overwrite)
+    return fed, {"feasibility": str(feasible), **describe(fed)}
+
+
+def check_engine(out: Path | None, policy: str) -> None:
+    """Refuse to simulate on an engine what one process has to deal out."""
+    if not _in_shards(out, policy):
+        raise DataError(
+            "an engine simulates clients that do not depend on one another, into a folder: give --policy independent "
+            "and --out FOLDER, or leave --engine out"
+        )
+
+
+def _in_shards(out: Path | None, policy: str) -> bool:
+    return out is not None and out.suffix not in ENDINGS and policy == "independent"
 
 
 def by_names(

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from fedscape.core.federation import Federation
 from fedscape.core.random import Key
-from fedscape.core.sampling import Sampler
+from fedscape.core.sampling import Sampler, uniform_of
 from fedscape.errors import DataError
 from fedscape.temporal.curves import Curve
 from fedscape.types import Array, HasKeys
@@ -198,7 +198,7 @@ class Trace:
         members = np.flatnonzero(self._here[:, slot])
         if self.size is None:
             return members
-        return np.sort(members[np.argsort(key.uniform(clients)[members], kind="stable")[: self.size]])
+        return np.sort(members[np.argsort(uniform_of(members, clients, key), kind="stable")[: self.size]])
 
     def date(self, index: int) -> np.datetime64:
         """When this round takes place."""
@@ -230,7 +230,7 @@ class Dropping:
 
     def draw(self, clients: HasKeys, key: Key) -> Array:
         cohort = self.sampler.draw(clients, key)
-        return np.asarray(cohort[key.to("drop-out").uniform(clients)[cohort] >= self.rate])
+        return np.asarray(cohort[uniform_of(cohort, clients, key.to("drop-out")) >= self.rate])
 
     def date(self, index: int) -> np.datetime64:
         """Date of this round; without a clock, rounds are half an hour apart."""

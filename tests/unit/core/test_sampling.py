@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from scipy import stats
 
 from fedscape import All, DataError, Federation, FixedSize, Key, Poisson, Sampler
+from fedscape.core.sampling import Side
+from fedscape.temporal.availability import Dropping
 
 
 def clients(n: int) -> Federation:
@@ -54,3 +58,29 @@ def test_bad_samplers_are_refused():
         FixedSize(0)
     with pytest.raises(DataError, match="a cohort of 9 cannot be drawn from 3 clients"):
         FixedSize(9).draw(clients(3), Key(0))
+
+
+def test_cohorts_are_drawn_without_a_number_for_every_client():
+    ids = np.arange(10, 10**6 + 10)
+    ids.flags.writeable = False
+    fed = Federation.trusted({}, np.zeros(len(ids) + 1, dtype=np.int64), ids, {})
+    samplers = {
+        "poisson": Poisson(1e-3),
+        "fixed": FixedSize(500),
+        "aside": Side(FixedSize(500), 0.5, 3, inside=False),
+        "dropping": Dropping(FixedSize(500), 0.5),
+    }
+    for name, sampler in samplers.items():
+        sampler.draw(fed, Key(0))
+        tracemalloc.start()
+        cohort = sampler.draw(fed, Key(1))
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < len(ids) * 4, name  # eight bytes a client would be twice that
+        numbers = Key(1).uniform(fed)
+        drawn = np.flatnonzero(numbers < 1e-3) if name == "poisson" else np.sort(np.argsort(numbers)[:500])
+        if name == "aside":
+            drawn = drawn[Key(3, purpose="validation clients").uniform(fed)[drawn] >= 0.5]
+        if name == "dropping":
+            drawn = drawn[Key(1).to("drop-out").uniform(fed)[drawn] >= 0.5]
+        np.testing.assert_array_equal(cohort, drawn)

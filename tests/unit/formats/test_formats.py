@@ -667,6 +667,7 @@ def test_a_replacement_that_fails_keeps_the_old_folder(tmp_path: Path, monkeypat
             raise OSError(5, "Input/output error")
         rename(source, target)
 
+    monkeypatch.setattr("fedscape.disk.exchanged", lambda *_: False)  # a system that cannot
     monkeypatch.setattr(os, "rename", fail_second)
     with pytest.raises(DataError, match=r"cannot be written, and nothing was left behind: Input/output error"):
         Federation({"y": [2]}, [0, 1]).save(tmp_path / "f", overwrite=True)

@@ -16,6 +16,7 @@ from fedscape import (
     simulate,
     studies,
 )
+from fedscape.formats.shuffle import Threads
 from fedscape.simulate import (
     Binned,
     Cells,
@@ -32,11 +33,12 @@ from fedscape.simulate import (
     clients,
     feasibility,
     plan,
+    sharded,
     with_codes,
 )
 from fedscape.simulate.columns import codes_of
 from fedscape.simulate.deal import deal, deal_twin, shuffle_groups, shuffle_groups_twin, words
-from fedscape.simulate.recipes import _lifted, _rounded
+from fedscape.simulate.recipes import BLOCK, _lifted, _rounded
 from fedscape.simulate.shifted import turned
 
 
@@ -514,3 +516,27 @@ def test_what_no_recipe_can_do_is_one_line(message):
 def test_independent_clients_of_a_mixture_do_not_depend_on_how_many_follow():
     few, many = (plan(FromMixture(fitted()), proxy(), n_clients=n, seed=3, policy="independent") for n in (10, 50))
     assert all(np.array_equal(few.indices(i), many.indices(i)) for i in range(10))
+
+
+@pytest.mark.parametrize("n_clients", [1, 5000, 9000])
+def test_clients_written_shard_by_shard_are_those_of_one_plan(tmp_path, monkeypatch, n_clients):
+    monkeypatch.setattr(sharded, "SHARD", BLOCK)
+    rows = Federation.from_clients([{"y": np.arange(300) % 3, "x": np.arange(600.0).reshape(300, 2)}])
+    recipe = FromMixture(MixtureOfDirichletMultinomials(1).fit([[3, 1, 0], [0, 2, 2]]))
+    whole = plan(recipe, rows, n_clients=n_clients, seed=3, policy="independent")
+    for number in (1, 2):
+        target = tmp_path / str(number)
+        feasible = sharded.write_clients(recipe, rows, target, n_clients=n_clients, seed=3, tasks=Threads(number))
+        assert str(feasible) == str(whole.feasibility)
+        written, expected = Federation.load(target), whole.federation()
+        assert written.fingerprint() == expected.fingerprint()
+        assert all(written[name].tobytes() == expected[name].tobytes() for name in expected.columns)
+        assert len(list(target.glob("part-*"))) == (0 if n_clients == 1 else -(-n_clients // BLOCK))
+    with pytest.raises(DataError, match="exists already"):
+        sharded.write_clients(recipe, rows, target, n_clients=2)
+    with pytest.raises(DataError, match="clients of FullyIID depend on one another"):
+        sharded.write_clients(FullyIID(3), rows, tmp_path / "no", n_clients=2)
+    short = rows.where(rows["y"] > 0)
+    with pytest.raises(DataError, match="category 0 has no rows"):
+        sharded.write_clients(recipe, short, tmp_path / "no", n_clients=20)
+    assert not (tmp_path / "no").exists()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from fedscape.engines.ray.cluster import Cluster
@@ -16,7 +17,7 @@ T = TypeVar("T")
 class Tasks:
     """Tasks of a cluster, for `formats.shuffle`; all machines must see the source and the target."""
 
-    stopped = None  # Ray ends tasks that are not needed
+    stopped: Callable[[], bool] | None = None  # Ray ends tasks that are not needed
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster, self.number = cluster, cluster.workers
@@ -59,9 +60,16 @@ def scan(
     how
         Further options of `formats.lake.scan`, in which a query has its `connection`; `memory` is that of one task.
     """
+    with tasks_on(address, workers) as tasks:
+        where = where if how.get("connection") is not None else _absolute(where)
+        scan_here(where, path, client=client, tasks=tasks, **how)
+
+
+@contextmanager
+def tasks_on(address: str | None, workers: int | None) -> Iterator[Tasks]:
+    """Tasks of a cluster, with `address` and `workers` as for `Ray`; each takes one core."""
     cluster = Cluster(address, workers, 1, 0.0, None)
     try:
-        where = where if how.get("connection") is not None else _absolute(where)
-        scan_here(where, path, client=client, tasks=Tasks(cluster), **how)
+        yield Tasks(cluster)
     finally:
         cluster.leave()
