@@ -4,14 +4,14 @@ FEMNIST by writer, or CIFAR-10 dealt to 80 clients by Dirichlet 0.4 over labels.
 drawn from Beta(0.4, 0.4): these are turned by 90 degrees, mirrored and inverted, and their labels permuted. The same
 network, rounds and rates to choose from for every method: the rate with the best validation accuracy on the first seed
 is used for all seeds. A fifth of the clients is unseen: they adapt on half of their rows and are tested on the others.
-In a round a client makes eight steps of 16 rows. Networks: `--net` conv (two convolutions, one hidden layer; with
-"lenet", which is deeper and narrower, everything is still learning after 100 rounds), and on FedAvg, FedEM and FedGMM
-alone, with a quarter of the clients in a round, "cnn" (1.2 million weights) and, for half of the rounds and one rate,
-"mobilenet" (MobileNetV2, width 0.5).
+In a round a client makes eight steps of 16 rows, or with `--epochs 1 --batch 128` an epoch as in the paper. Networks:
+`--net` conv (two convolutions, one hidden layer; with "lenet", which is deeper and narrower, everything is still
+learning after 100 rounds), and on FedAvg, FedEM and FedGMM alone, with a quarter of the clients in a round, "cnn" (1.2
+million weights) and, for half of the rounds and one rate, "mobilenet" (MobileNetV2, width 0.5).
 
 `--prepare FOLDER` writes the data as .npz files; with `--data FOLDER` nothing but NumPy, SciPy, torch and a reader of
 JPEG (pillow or torchvision) is needed. Cells run in `--workers` processes until `--limit` seconds are over; `--merge
-FILES` prints the tables of rows, `--guesses 1` how far labels alone go.
+FILES` prints the tables of rows (`--name` of the result files), `--guesses 1` how far labels alone go.
 """
 
 from __future__ import annotations
@@ -158,8 +158,9 @@ def step_of(cell: Row) -> LocalSGD:
     how: Row = {"precision": "tf32"} if cell["device"] != "cpu" else {}
     proximal = 0.1 if cell["method"] == "fedprox" else 0.0
     how |= {"proximal": proximal, "device": cell["device"]}
-    local = LocalSGD(model, cross_entropy, lr=cell["lr"], steps=8, batch_size=16, **how)
-    share_programs(local, (cell["set"], cell["net"]))
+    how |= {"epochs": cell["epochs"]} if cell["epochs"] else {"steps": 8}
+    local = LocalSGD(model, cross_entropy, lr=cell["lr"], batch_size=cell["batch"], **how)
+    share_programs(local, (cell["set"], cell["net"], cell["batch"]))
     return local
 
 
@@ -169,7 +170,7 @@ def with_z(name: str, folder: str, seed: int, state: str, net: str, device: str)
     parts = load(name, folder, seed)
     if state:
         with np.load(state) as common:
-            cell = {"set": name, "net": net, "device": device, "lr": 0.1, "method": ""}
+            cell = {"set": name, "net": net, "device": device, "lr": 0.1, "method": "", "epochs": 0, "batch": 16}
             arrays = dict(common)
             parts = {n: with_embedding(p, step_of(cell), arrays, name="flat") for n, p in parts.items()}
     else:
@@ -267,7 +268,7 @@ def best_rate(rows: list[Row], where: Row, method: str, rates: list[float]) -> f
 
 def plan(rows: list[Row], args: Any) -> list[Row]:
     """All cells that can be run: the main methods on both sets, the large networks, the other methods."""
-    base: Row = {"data": args.data, "device": args.device, "rounds": args.rounds}
+    base: Row = {n: getattr(args, n) for n in ("data", "device", "rounds", "epochs", "batch")}
     rates, cells = [float(v) for v in args.rates.split(",")], []
     for sets, net, methods, n_seeds, tried in tiers(args, rates):
         for name in sets:
@@ -310,7 +311,7 @@ def cells_of(rows: list[Row], where: Row, methods: list[str], n_seeds: int, rate
     return cells + ([c for s in range(1, n_seeds) for c in cell("fedavg", s, plus)] if plus is not None else [])
 
 
-def summary(rows: list[Row], rates: list[float]) -> None:
+def summary(rows: list[Row], title: str) -> None:
     """The table of accuracies, the curves, and how new clients adapt."""
     rows = [r for r in rows if "test" in r]
     keys = list(dict.fromkeys((r["set"], r["net"], r["rounds"], r["method"]) for r in rows))
@@ -334,9 +335,9 @@ def summary(rows: list[Row], rates: list[float]) -> None:
             adapting.append({**about, **{f"{n} rounds": percent(list(v)) for n, *v in values}})
     table.sort(key=lambda r: (r["data"], r["network"], -float(r["test"].split()[0])))
     note = "95% t intervals over seeds; " + "; ".join(gains(rows, table))
-    for name, lines in (("", table), ("_curves", curves), ("_adapting", adapting)):
+    for part, lines in (("", table), ("_curves", curves), ("_adapting", adapting)):
         if lines:
-            report(f"fedgmm_images{name}", lines, note=note if not name else "")
+            report(f"{title}{part}", lines, note=note if not part else "")
             print()
 
 
@@ -379,7 +380,7 @@ def guesses(args: Any) -> None:
 def main() -> None:
     options: Row = {"rounds": 100, "seeds": 3, "rates": "0.3,0.1,0.03", "sets": "femnist,cifar10", "net": "conv"}
     options |= {"methods": " ".join([*MAIN, *OTHERS]), "large": 1, "workers": 0, "limit": 1e9, "out": "", "merge": ""}
-    options["guesses"] = 0
+    options |= {"guesses": 0, "epochs": 0, "batch": 16, "name": "fedgmm_images"}
     args = arguments(__doc__, prepare="", data="", device="cpu", **options)
     if args.prepare:
         prepare(Path(args.prepare), args.quick)
@@ -392,9 +393,8 @@ def main() -> None:
     if args.guesses:
         guesses(args)
         return
-    rates = [float(v) for v in args.rates.split(",")]
     if args.merge:
-        summary(read(args.merge), rates)
+        summary(read(args.merge), args.name)
         return
     out = args.out or str(RESULTS / f"fedgmm_images{'_quick' if args.quick else ''}.jsonl")
     if args.quick and not args.out:
@@ -402,7 +402,7 @@ def main() -> None:
     if not Path(out).exists():
         shutil.rmtree(STATES, ignore_errors=True)
     rows = run_cells(partial(plan, args=args), work, out=out, workers=args.workers, limit=args.limit)
-    summary(rows, rates)
+    summary(rows, args.name)
 
 
 if __name__ == "__main__":

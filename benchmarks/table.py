@@ -8,6 +8,7 @@ import math
 import os
 import platform
 import re
+import shlex
 import statistics
 import subprocess
 import sys
@@ -39,7 +40,7 @@ def report(name: str, rows: list[dict[str, Any]], *, note: str = "") -> None:
     folder.mkdir(parents=True, exist_ok=True)
     versions = {package: _version(package) for package in ("fedscape", "numpy", "scipy", "numba", "pyarrow", "torch")}
     about = {"python": platform.python_version(), "machine": platform.machine(), **versions}
-    content = {"name": name, "command": " ".join(sys.argv), **origin(), "versions": about, "rows": rows, "note": note}
+    content = {"name": name, "command": shlex.join(sys.argv), **origin(), "versions": about, "rows": rows, "note": note}
     (folder / f"{name}.json").write_text(json.dumps(content, indent=1, default=float) + "\n")
 
 

@@ -7,8 +7,9 @@ calls go on where the last one stopped):
     python benchmarks/temporal.py --data FOLDER --out CELLS --only femnist,powers --workers 1 --minutes 30 \\
         --methods vanilla,fedtem-printed,fedtem,fedtkm,fedtkm-constant,scsgd,scsgd-first-half
 
-The ablations of Figures 3 to 6 and 8 to 10 come from `--only ablation --rounds 257` in the same way; `--figures 8,9`
-makes a table of these alone.
+"powers" are the seven p of Figures 2 and 9, for which `--methods` also names single, no-shift and no-shift-single. The
+ablations of Figures 3 to 6 and 8 to 10 come from `--only ablation --rounds 257` in the same way; `--figures 8,9` makes
+a table of these alone.
 
 `--quick` makes its own, of a few rounds.
 """
@@ -144,6 +145,32 @@ def ablation_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return made
 
 
+def branch_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Figure 9 over the seven p: one branch for two under vanilla training, FedTEM for one branch, paired by seed."""
+    cells = accuracies(rows, "powers")
+
+    def values(shift: str, method: str) -> dict[int, float]:
+        return {seed: row["accuracy per batch"] for seed, row in cells.get((shift, method), {}).items()}
+
+    def gain(one: dict[int, float], other: dict[int, float]) -> str:
+        both = [one[s] - other[s] for s in sorted(set(one) & set(other))]
+        return f"{np.mean(both):+.1f} ± {half_width(both):.1f}" if len(both) > 1 else ""
+
+    lines = []
+    for shift in dict.fromkeys(shift for shift, method in cells if "single" in method):
+        still = shift == "no shift"
+        two, one = (
+            values(shift, "no-shift" if still else "vanilla"),
+            values(shift, "no-shift-single" if still else "single"),
+        )
+        tem = values(shift, "fedtem-printed")
+        line: dict[str, Any] = {"shift": shift, "seeds": len(set(one) & set(two))}
+        for title, each in (("two branches", two), ("one branch", one), ("FedTEM as printed", tem)):
+            line[title] = f"{np.mean(list(each.values())):.1f}" if each else ""
+        lines.append({**line, "one for two": gain(one, two), "FedTEM for one": gain(tem, one)})
+    return lines
+
+
 def main() -> None:
     args = arguments(__doc__, cells="", figures="")
     if args.quick:
@@ -172,6 +199,8 @@ def main() -> None:
                 note=how.replace("T = 64, 513", "T = 256, 2,049") if table == "long" else how,
             )
             print()
+    if lines := branch_rows(rows):
+        report("temporal_printed_branches", lines, note=how)
 
 
 if __name__ == "__main__":
