@@ -18,11 +18,13 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 from unittest import mock
 
+import numpy as np
 import torch
 from torch import nn
 
 import fedscape as fs
 from fedscape.learning import FedAvg, LocalSGD, cross_entropy, fast, models
+from fedscape.learning.branches import BranchLoss, MeanOfBranches, MultiBranch
 from fedscape.learning.fast import folded, program, trainers
 from fedscape.learning.trainer import Trainer
 from table import arguments, report
@@ -64,6 +66,8 @@ CPU = [
     Path("stack", "linear", lambda: [patch(trainers, "checked_stack", none)]),
     Path("stack", "mlp", lambda: [patch(trainers, "checked_stack", none)]),
     Path("stack", "small mlp", lambda: [patch(trainers, "checked_stack", none)]),
+    Path("stack", "branches", lambda: [patch(trainers, "checked_stack", none)]),
+    Path("stack", "mean of branches", lambda: [patch(trainers, "checked_stack", none)]),
     Path("fused linear", "cnn", lambda: [patch(fast, "pick", Trainer)]),
     Path("fused linear", "gelu", lambda: [patch(fast, "pick", Trainer)]),
     Path("fused linear", "wide gelu", lambda: [patch(fast, "pick", Trainer)]),
@@ -113,6 +117,12 @@ def task_of(name: str, quick: bool, device: str, seed: int) -> tuple[fs.Federati
         "wide gelu": (10, 100, nn.Sequential(nn.Linear(784, 2048), nn.GELU(), nn.Linear(2048, 10))),
         "gelu": (10, 300, nn.Sequential(nn.Linear(784, 512), nn.GELU(), nn.Linear(512, 10))),
     }
+    if "branches" in name:
+        net, fed = MultiBranch(models.mlp(784, 64, 62)), clients_of(50 // part, 40, (784,), 62, seed)
+        if name == "mean of branches":
+            return fed, LocalSGD(MeanOfBranches(net), cross_entropy, **how)
+        coded = np.concatenate([fed["y"][:, None], np.full((fed.n_rows, 6), 0.5)], axis=1)
+        return fed.with_column("y", coded.astype(np.float32)), LocalSGD(net, BranchLoss(0.0, 0.0), **how)
     n, rows, model = wide[name]
     return clients_of(n // part, rows, (784,), 10, seed), LocalSGD(model, cross_entropy, **how)
 

@@ -143,27 +143,35 @@ def work(cell: Row, until: float, *, data: str, quick: bool, device: str) -> lis
     method = method_of(how, job, local, server, smooth)
     steady = how["method"] == "no-shift" or how["schedule"] == "steady"
     sampler = Shifting(modes, Steady(2) if steady else parse_curve(how["schedule"]), 10)
-    step = max(how["period"] // 8, 1)
-    marks, found, began = {how["rounds"] - 1 - i * step for i in range(5)}, {}, time.perf_counter()
-    of_mean, mean = {}, {}  # what a baseline has with FedClock's mean of the network over rounds
-    for r in rounds(method, job.train, n_rounds=how["rounds"], sampler=sampler, seed=how["seed"], measure=0):
-        check_time(until)
-        if not isinstance(method, FedClock):
-            mean = mean_of_rounds(mean, r)
-        if r.index in marks:
-            temporal.scores(method, r.state, replace(job, modes=modes), ("batch",), found)
-            if mean:
-                temporal.scores(method, {**r.state, **mean}, replace(job, modes=modes), ("batch",), of_mean)
+    began, step = time.perf_counter(), max(how["period"] // 8, 1)
+    loop = rounds(method, job.train, n_rounds=how["rounds"], sampler=sampler, seed=how["seed"], measure=0)
+    marks = {how["rounds"] - 1 - i * step for i in range(5)}
+    out, r = followed(method, loop, replace(job, modes=modes), marks, until)
     took = time.perf_counter() - began
-    out: Row = {n: 100 * float(np.mean(v)) for n, v in found.items()}
-    if mean:
-        out[STEADY] = 100 * float(np.mean(of_mean[ACCURACY]))
     if isinstance(method, FedClock):
         if "harmonics" in how["prior"] or how["prior"] == "read":  # which mode is called the first is arbitrary
             out["right branch"] = max(out["right branch"], 100 - out["right branch"])
         verdict = method.verdict(r.state)
         out |= {"verdict": str(verdict), "branching": verdict.branching, "read": how.get("read", "")}
     return [{**cell, **out, "ms a round": 1000 * took / how["rounds"]}]
+
+
+def followed(method: Any, loop: Any, job: Any, marks: set[int], until: float) -> tuple[Row, Any]:
+    """Scores in percent, means over these rounds, and the last round.
+
+    A baseline is scored by FedClock's mean of its networks over rounds, too.
+    """
+    found, of_mean, mean = {}, {}, {}
+    for r in loop:
+        check_time(until)
+        if not isinstance(method, FedClock):
+            mean = mean_of_rounds(mean, r)
+        if r.index in marks:
+            temporal.scores(method, r.state, job, ("batch",), found)
+            if mean:
+                temporal.scores(method, {**r.state, **mean}, job, ("batch",), of_mean)
+    out: Row = {n: 100 * float(np.mean(v)) for n, v in found.items()}
+    return (out | {STEADY: 100 * float(np.mean(of_mean[ACCURACY]))} if mean else out), r
 
 
 def mean_of_rounds(mean: dict[str, np.ndarray], r: Any, inertia: float = 0.98) -> dict[str, np.ndarray]:
@@ -259,8 +267,8 @@ def plan_of(args: Any) -> list[Row]:
                 if name != "no-shift" or p == "1":
                     schedule = f"linear:p={p},T=256"
                     add("cifar10", f"linear p={p}", name, schedule, seed, 256, 1025, set="cifar10")
-            held = {"settings": '{"held": 0.125}', "set": "cifar10"}
-            add("cifar10", f"linear p={p}, rows held out", "fedclock", f"linear:p={p},T=256", seed, 256, 1025, **held)
+            none = {"settings": '{"held": 0.0}', "set": "cifar10"}
+            add("cifar10", f"linear p={p}, no rows held", "fedclock", f"linear:p={p},T=256", seed, 256, 1025, **none)
         for prior in ("phase/8", "phase/4", "period*1.1", "period*0.9", "power*4", "power*0.25", "cosine", "harmonics",
                       "read", "read-harmonics"):  # fmt: skip
             add("robust", f"prior {prior}", "fedclock", "linear:p=1,T=64", seed, 64, 513, prior=prior)

@@ -10,6 +10,8 @@ from typing import Any
 def loader(package: str, names: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
     """The `__getattr__` of a package: from modules to the names that each has; one without names is itself public.
 
+    Modules are the package's own, or of another with their whole name.
+
     >>> loader("fedscape.core", {"random": ["Key"]})("Key").__name__
     'Key'
     """
@@ -18,7 +20,8 @@ def loader(package: str, names: Mapping[str, Sequence[str]]) -> Callable[[str], 
     def load(name: str) -> Any:
         if name not in module_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        module = import_module(f"{package}.{module_of[name]}")
-        return getattr(module, name) if names[module_of[name]] else module
+        path = module_of[name]
+        module = import_module(path if path.startswith("fedscape.") else f"{package}.{path}")
+        return getattr(module, name) if names[path] else module
 
     return load

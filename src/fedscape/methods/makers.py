@@ -37,7 +37,7 @@ def building(*paths: str) -> Callable[[Maker], Maker]:
 
 def _branched(local: LocalSGD, how: Options) -> LocalSGD:
     """The same training for a network with one branch per mode."""
-    from fedscape.temporal.branches import MultiBranch
+    from fedscape.learning.branches import MultiBranch
 
     if isinstance(local.model, MultiBranch):
         return local
@@ -130,8 +130,8 @@ def profiled(local: LocalSGD, how: Options) -> Any:
 
 
 def vanilla(local: LocalSGD, how: Options) -> Any:
+    from fedscape.learning.branches import MeanOfBranches
     from fedscape.learning.fedavg import FedAvg
-    from fedscape.temporal.branches import MeanOfBranches
 
     branched = _branched(local, how)
     return FedAvg(replace(branched, model=MeanOfBranches(branched.model)), **on_a_day(how))

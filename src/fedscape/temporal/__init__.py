@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from fedscape.core.lazy import loader
 
 if TYPE_CHECKING:
+    from fedscape.learning.branches import BranchLoss, MeanOfBranches, MultiBranch
     from fedscape.temporal.availability import Clock, Dropping, Shifting, Trace, by_mode
     from fedscape.temporal.baselines import BranchFedEM, LocalCentres, MinLoss, NearestCentre, SemiCyclic, centres_of
-    from fedscape.temporal.branches import BranchLoss, MeanOfBranches, MultiBranch
     from fedscape.temporal.calibration import Verdict
     from fedscape.temporal.covariates import Context, Harmonics
     from fedscape.temporal.curves import Blocks, Cosine, Curve, Linear, Steady, Zones, parse_curve
@@ -62,7 +62,7 @@ __getattr__ = loader(
     {
         "availability": ["Clock", "Dropping", "Shifting", "Trace", "by_mode"],
         "baselines": ["BranchFedEM", "LocalCentres", "MinLoss", "NearestCentre", "SemiCyclic", "centres_of"],
-        "branches": ["BranchLoss", "MeanOfBranches", "MultiBranch"],
+        "fedscape.learning.branches": ["BranchLoss", "MeanOfBranches", "MultiBranch"],
         "calibration": ["Verdict"],
         "covariates": ["Context", "Harmonics"],
         "curves": ["Blocks", "Cosine", "Curve", "Linear", "Steady", "Zones", "parse_curve"],

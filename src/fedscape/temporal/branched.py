@@ -17,9 +17,10 @@ from fedscape.core.federation import Federation
 from fedscape.core.random import Key
 from fedscape.errors import DataError
 from fedscape.learning.batches import groups, work_of
+from fedscape.learning.branches import BranchLoss, MultiBranch
 from fedscape.learning.device import shared
 from fedscape.learning.evaluation import model_arrays, tensors_of
-from fedscape.learning.fedavg import FedAvg, rows_of_moves, sum_of_moves
+from fedscape.learning.fedavg import FedAvg, rows_of_moves, sum_of_moves, sum_of_sums
 from fedscape.learning.local import LocalSGD
 from fedscape.learning.loop import one_thread, precise
 from fedscape.learning.losses import cross_entropy
@@ -27,7 +28,6 @@ from fedscape.learning.optimisers import Rates
 from fedscape.learning.server import Mean, Rule
 from fedscape.learning.trainer import train, trainer_of
 from fedscape.personal.shared import log_probs_of
-from fedscape.temporal.branches import BranchLoss, MultiBranch
 from fedscape.temporal.gaussians import segment_means
 from fedscape.types import Array, Arrays, Kept, Tensor, Tensors
 
@@ -136,8 +136,10 @@ class Branched(FedAvg):
         with one_thread():
             weights, kept, own = self.prepare_round(state, clients, key)
             own = {**own, **self._of_empty(state, clients)}
-            moves = self._trained(state, clients, key, weights, own)
-            sums = sum_of_moves(moves, self.local, model_arrays(state), clients, self.weighting)
+            counts = clients.sizes if self.weighting == "samples" else np.ones(len(clients))
+            moves = self._trained(state, clients, key, weights, own, None if self.looks_back else counts)
+            add = sum_of_moves if self.looks_back else sum_of_sums
+            sums = add(moves, self.local, model_arrays(state), clients, self.weighting)
         sums.update({n: v if n in self.reveals else add_up(v) for n, v in own.items()})
         return (sums, kept) if kept else sums
 
@@ -164,9 +166,12 @@ class Branched(FedAvg):
         return {n: np.repeat(v, len(clients), axis=0) for n, v in self.look_back(state, none, empty).items()}
 
     def _trained(
-        self, state: Arrays, clients: Federation, key: Key, weights: Array, own: Arrays
+        self, state: Arrays, clients: Federation, key: Key, weights: Array, own: Arrays, counts: Array | None = None
     ) -> Iterator[tuple[Array, Tensors]]:
-        """Train group by group; write the statistics of each client's features to `own`."""
+        """Train group by group; write the statistics of each client's features to `own`.
+
+        With `counts` moves are summed over a group, each client's times its count.
+        """
         trainer, start = self._trainer, tensors_of(self.local, model_arrays(state))
         data = trainer_of(self.local).data(clients)
         _check_classes(self.local, clients)
@@ -175,7 +180,8 @@ class Branched(FedAvg):
         rates = Rates(self.local.rate(key.round), self.local.proximal)
         for positions in groups(clients.sizes, self.local.timing, most=trainer_of(self.local).chunk):
             work, looked = work_of(trainer, data, clients, positions, key), _Looked(trainer, data.x, clients, positions)
-            moved = train(trainer, start, work, rates, look=looked if self.looks_back else None)
+            some = None if counts is None else counts[positions]
+            moved = train(trainer, start, work, rates, weights=some, look=looked if self.looks_back else None)
             if self.looks_back:
                 features, offsets = looked.features(start, moved)
                 for name, rows in self.look_back(state, features, offsets).items():

@@ -10,6 +10,8 @@ import torch
 from fedscape.core.federation import Federation
 from fedscape.core.random import Key
 from fedscape.errors import DataError
+from fedscape.learning.local import LocalSGD
+from fedscape.learning.trainer import trainer_of
 from fedscape.types import Array, Tensor
 
 _MANY = 32  # with more inputs, projections ignore the mean, which is the background of an image
@@ -36,6 +38,12 @@ def projected(inputs: Tensor, n: int, *, scaled: bool = False) -> Tensor:
     return torch.cos(angles).mean(dim=1)
 
 
+def fixed_features(local: LocalSGD, clients: Federation, n: int) -> Tensor:
+    """n fixed random features of each row of these clients: [rows, n]."""
+    x = trainer_of(local).column(clients, local.features, slice(None))
+    return projected(local.inputs(x), n, scaled=x.dtype == torch.uint8)
+
+
 def label_roots(clients: Federation, target: str, n_classes: int) -> Array:
     """Square roots of each client's label shares, [clients, classes]: a variance-stabilising transform.
 
@@ -49,27 +57,20 @@ def label_roots(clients: Federation, target: str, n_classes: int) -> Array:
     return np.asarray(np.sqrt(counts / np.maximum(clients.sizes, 1)[:, None]))
 
 
-def spaced(clients: Federation, most: int | None) -> Federation:
-    """At most `most` rows of each client, evenly spaced.
+def looked_at(clients: Federation, held: float, most: int | None) -> tuple[Array, Array]:
+    """Which rows a client looks at, and which it leaves out of training: [rows] each.
 
-    >>> spaced(Federation({"y": [0, 1, 2, 3, 4, 5]}, [0, 4, 6]), 2)["y"].tolist()
-    [1, 3, 4, 5]
+    It looks at the rows that it leaves out, a share `held` of all, evenly spaced. A client too small for one such row
+    looks at rows that it trains on. At most `most` rows are looked at.
+
+    >>> looked, out = looked_at(Federation({"y": np.arange(10)}, [0, 8, 10]), 0.25, 1)
+    >>> np.flatnonzero(looked).tolist(), np.flatnonzero(out).tolist()
+    ([7, 9], [7])
     """
-    if most is None or clients.sizes.max(initial=0) <= most:
-        return clients
-    return clients.where(_evenly(clients, np.minimum(clients.sizes, most)))
-
-
-def held_out(clients: Federation, share: float, most: int | None) -> Array:
-    """The rows that a client leaves out of training: this share of them, at least one and at most `most`.
-
-    >>> held_out(Federation({"y": np.arange(9)}, [0, 8, 9]), 0.25, None)
-    array([False, False, False,  True, False, False, False,  True,  True])
-    """
-    if share == 0:
-        return np.zeros(clients.n_rows, dtype=bool)
-    wanted = np.maximum((share * clients.sizes).astype(np.int64), 1)
-    return _evenly(clients, wanted if most is None else np.minimum(wanted, most))
+    few = clients.sizes if most is None else np.minimum(clients.sizes, most)
+    wanted = np.minimum((held * clients.sizes).astype(np.int64), few)
+    looked = _evenly(clients, np.where(wanted > 0, wanted, few))
+    return looked, looked & (wanted > 0)[clients.client_of_row]
 
 
 def _evenly(clients: Federation, wanted: Array) -> Array:

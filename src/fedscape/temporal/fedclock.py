@@ -14,11 +14,10 @@ import torch
 from fedscape.core.federation import Federation
 from fedscape.core.random import Key
 from fedscape.errors import DataError
+from fedscape.learning.branches import branch_evidence, contrast_targets
 from fedscape.learning.local import LocalSGD
 from fedscape.learning.server import Adam, Rule
-from fedscape.learning.trainer import trainer_of
 from fedscape.temporal.branched import MEAN, Branched, Seen
-from fedscape.temporal.branches import branch_evidence, contrast_targets
 from fedscape.temporal.calibration import (
     ScoreSums,
     Verdict,
@@ -29,7 +28,7 @@ from fedscape.temporal.calibration import (
 )
 from fedscape.temporal.clock_settings import check_bounded, check_settings
 from fedscape.temporal.clock_state import first_clock, groups_in, moments_in, scores_in, stored, stored_groups
-from fedscape.temporal.clues import held_out, label_roots, projected, spaced
+from fedscape.temporal.clues import fixed_features, label_roots, looked_at
 from fedscape.temporal.covariates import Context, Covariates, Harmonics, Shares
 from fedscape.temporal.curves import Linear, Zones
 from fedscape.temporal.fedtem import small_example, three_branches, told
@@ -43,10 +42,11 @@ from fedscape.temporal.regression import (
     contrast_noise,
     discriminant,
     pack,
+    ridge_for,
     significance,
     unit_discriminant,
 )
-from fedscape.temporal.scores import scales_beside, score_statistics, unit_scores
+from fedscape.temporal.scores import FAR, FAR_PRIVATELY, scales_beside, score_statistics, unit_scores
 from fedscape.types import Array, Arrays, Kept, Tensor
 
 if TYPE_CHECKING:
@@ -55,7 +55,6 @@ if TYPE_CHECKING:
 _LINEAR = Linear()
 _SOLVED = 4  # the regression adds every round and is solved every this many
 _FASTER = 2  # the distribution of scores ages this many times faster than the features
-_FEW = 10  # the ridge doubles at this many clients per statistic
 _DRIFT = 0.5  # the share of what a round shows by which the network's features of all modes move together
 
 
@@ -97,10 +96,10 @@ class FedClock(Branched):
     projections
         Number of fixed projections.
     held
-        The share of a client's rows that it does not train on: scores of modes are learned from these, so that they
-        are what new clients have. 0: from `rows` rows that are also trained on.
+        For "branches", the share of a client's rows that it does not train on. Scores of modes are learned from these,
+        so that they are what new clients have. Clients with fewer than 1 / `held` rows use rows that they train on.
     rows
-        The most rows per client, evenly spaced, for which features are computed in training; None for all.
+        The most rows per client, evenly spaced, for which scores and features are computed in training; None for all.
     memory
         The weight of sums that are one round old, for those that depend on the network, which ages.
     inertia
@@ -142,7 +141,7 @@ class FedClock(Branched):
         features: str = "branches",
         contrast: float = 0.3,
         projections: int = 16,
-        held: float = 0.0,
+        held: float = 0.05,
         rows: int | None = 10,
         memory: float = 0.99,
         inertia: float = 0.98,
@@ -194,13 +193,10 @@ class FedClock(Branched):
 
     @property
     def n_features(self) -> int:
-        """Number of features of a row in the two discriminants."""
+        """Number of features of a row, those that `by` regresses; for "branches" the fixed ones, if any."""
         network = self.local.model.n_features if self.features in ("network", "both") else 0
-        return network + (self.projections if self._is_projected else 0)
-
-    @property
-    def _is_projected(self) -> bool:
-        return self.features in ("fixed", "both") or (self.by_branches and self.by != "labels")
+        is_projected = self.features in ("fixed", "both") or (self.by_branches and self.by != "labels")
+        return network + (self.projections if is_projected else 0)
 
     @property
     def n_clues(self) -> int:
@@ -230,34 +226,43 @@ class FedClock(Branched):
         return {**after, **next_mean(state, after, self.inertia, key.round)}
 
     def see(self, state: Arrays, clients: Federation, *, outputs: bool = False) -> Seen:
-        """Features of all rows under the mean network: its own, the fixed ones, its branches' log-odds."""
+        """What tells modes of rows apart, under the mean network: its features, fixed ones, its branches' log-odds."""
         state = with_mean(state)
         parts, all_outputs = [], None
         if outputs or self.features != "fixed":
             features, all_outputs = super().see(state, clients, outputs=outputs or self.by_branches)
             parts += [features] if self.features in ("network", "both") else []
-        if self._is_projected:
-            x = trainer_of(self.local).column(clients, self.local.features, slice(None))
-            parts.append(projected(self.local.inputs(x), self.projections, scaled=x.dtype == torch.uint8))
+        if self.features in ("fixed", "both"):
+            parts.append(fixed_features(self.local, clients, self.projections))
         parts += [branch_evidence(all_outputs)] if self.by_branches else []
         return Seen(torch.cat(parts, dim=1), all_outputs)
 
     def _scores(self, state: Arrays, features: Tensor) -> Tensor:
         """The scores of rows by which modes are told apart: [rows, K - 1]."""
         if self.by_branches:
-            return features[:, self.n_features :]
+            return features
         return features @ self.double(state["score_weights"]).T - self.double(state["score_offsets"])
+
+    @property
+    def _far(self) -> float:
+        return FAR_PRIVATELY if self.noise > 0 else FAR
+
+    def _means(self, clients: Federation) -> Array | None:
+        """Mean fixed features of each client, if they are regressed."""
+        if self.n_features == 0:
+            return None
+        looked = clients.where(looked_at(clients, 0.0, self.rows)[0])
+        features = fixed_features(self.local, looked, self.projections)
+        return np.asarray(segment_means(features, self.offsets(looked)).cpu())
 
     def prepare_round(self, state: Arrays, clients: Federation, key: Key) -> tuple[Array, Kept, Arrays]:
         k, some, branching = self.n_modes, clients.sizes > 0, state["branching"] > 0
-        held = held_out(clients, self.held, self.rows)
-        looked = clients.where(held) if self.held else spaced(clients, self.rows)
+        read, held = looked_at(clients, self.held if self.by_branches else 0.0, self.rows)
+        looked = clients.where(read)
         features, offsets = self.see(state, looked).features, self.offsets(looked)
+        means = self._means(clients) if self.by_branches else segment_means(features, offsets).cpu().numpy()
         parts = [] if self.by == "features" else [label_roots(clients, self.local.target, self.n_classes)]
-        if self.by != "labels" or not self.by_branches:
-            means = segment_means(features[:, : self.n_features], offsets).cpu().numpy()
-            parts += [] if self.by == "labels" else [means]
-        clues = np.concatenate(parts, axis=1)
+        clues = np.concatenate(parts if self.by == "labels" else [*parts, means], axis=1)
         mode = (clues @ state["clue_weights"].T + state["clue_offsets"]).round(9).argmax(axis=1)  # ties: the first
         near = np.eye(k)[mode] * some[:, None]
         sent = {
@@ -265,13 +270,13 @@ class FedClock(Branched):
             "clues": clues,
             "clue_pairs": pack(clues[:, :, None] * clues[:, None, :]),
             "near": near,
-            **score_statistics(state, self._scores(state, features), offsets, near),
+            **score_statistics(state, self._scores(state, features), offsets, near, self._far),
         }
         if not self.by_branches:
             away = (means - state["feature_means"][mode]) * some[:, None]
             sent["away"] = near[:, :, None] * away[:, None, :]
             sent["away_pairs"] = pack(away[:, :, None] * away[:, None, :])
-        trained = ~(held & (clients.sizes > 1)[clients.client_of_row])[:, None]
+        trained = ~held[:, None]
         own = near[clients.client_of_row] * trained
         weights = own if branching else trained * np.full(k, 1 / k)
         if self.by_branches and state["trusted"] > 0:
@@ -284,7 +289,7 @@ class FedClock(Branched):
         sizes = ends.diff().cpu().numpy()
         chances = np.full((len(sizes), self.n_modes), 1 / self.n_modes)
         if state["branching"] > 0:
-            scores = unit_scores(self._scores(state, rows.features), ends).means
+            scores = unit_scores(self._scores(state, rows.features), ends, self._far).means
             chances = abstaining(posterior(state, scores, sizes), self.abstain)
         return self.double(np.repeat(chances, sizes, axis=0))
 
@@ -334,7 +339,7 @@ class FedClock(Branched):
     def _solved(self, state: Arrays, clues: Moments, by_round: Moments, n: float) -> Arrays:
         """The discriminant of the regression, and whether it is significant."""
         coefficients, scatter = clues.coefficients(), clues.residual(n)
-        metric = discriminant(np.eye(len(scatter)), scatter, ridge=self._ridge(n, len(scatter))).weights
+        metric = discriminant(np.eye(len(scatter)), scatter, ridge=ridge_for(self.ridge, n, len(scatter))).weights
         loadings = self.covariates.loadings(coefficients, (metric + metric.T) / 2, clues.gram, self.n_modes)
         if not isinstance(self.covariates, Shares):
             loadings = loadings[aligned(loadings @ coefficients, state["clue_weights"], state["clue_offsets"])]
@@ -349,10 +354,6 @@ class FedClock(Branched):
             "branching": np.asarray(float(trusted and features_suffice(state["agreement"]))),
             "p_value": np.asarray(test.p_value),
         }
-
-    def _ridge(self, n: float, d: int) -> float:
-        """The ridge for d statistics of n clients: larger for few clients."""
-        return self.ridge * (1 + _FEW * d / max(n, 1.0))
 
     def _supervised(self, state: Arrays, total: Arrays, count: float) -> Arrays:
         """Update the distribution of scores, and their discriminant, with modes from the clock's discriminant."""
@@ -380,7 +381,7 @@ class FedClock(Branched):
         kept = stored_groups(groups)
         if not groups.known:
             return kept
-        scores = unit_discriminant(groups, ridge=self._ridge(float(groups.clients), self.n_features))
+        scores = unit_discriminant(groups, ridge=ridge_for(self.ridge, float(groups.clients), self.n_features))
         return {**kept, "score_weights": scores.weights, "score_offsets": scores.offsets}
 
     def verdict(self, state: Arrays) -> Verdict:

@@ -15,12 +15,12 @@ from fedscape.core.arrays import offsets_of
 from fedscape.core.federation import Federation
 from fedscape.core.random import Key
 from fedscape.errors import DataError
+from fedscape.learning.branches import MultiBranch
 from fedscape.learning.layers import initialised
 from fedscape.learning.local import LocalSGD
 from fedscape.learning.losses import cross_entropy
 from fedscape.learning.server import Adam, Rule
 from fedscape.temporal.branched import MEAN, Branched, Seen
-from fedscape.temporal.branches import MultiBranch
 from fedscape.temporal.curves import Linear, Zones
 from fedscape.temporal.gaussians import (
     blended,

@@ -17,6 +17,7 @@ from fedscape.types import Array
 
 _TINY = 1e-300
 _ROUNDING = 1e-7  # of the trace: what clients send is in float32
+_FEW = 10  # the ridge doubles at this many clients per statistic
 _MOST = 5  # up to this many modes all orders are tried
 
 
@@ -153,6 +154,11 @@ def discriminant(means: Array, scatter: Array, *, ridge: float = 0.0) -> Discrim
         right = (means[:, some] / sd).T
         weights[:, some] = (np.linalg.solve(unit, right) if ridge > 0 else _inverse(unit) @ right).T / sd
     return Discriminant(weights, -0.5 * (weights * means).sum(axis=1))
+
+
+def ridge_for(ridge: float, n: float, d: int) -> float:
+    """The ridge for d statistics of n clients: larger for few clients."""
+    return ridge * (1 + _FEW * d / max(n, 1.0))
 
 
 def unit_discriminant(groups: Groups, *, ridge: float) -> Discriminant:

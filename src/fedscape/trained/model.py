@@ -18,6 +18,7 @@ from fedscape.core.computation import stable_name
 from fedscape.core.federation import Federation
 from fedscape.core.schedule import cut
 from fedscape.errors import CheckpointError, DataError
+from fedscape.learning.branches import MeanOfBranches, MultiBranch
 from fedscape.learning.cells import missing_in
 from fedscape.learning.inputs import Applied, Inputs, as_it_is
 from fedscape.learning.layers import Module
@@ -29,7 +30,6 @@ from fedscape.personal.personalised import Personalised
 from fedscape.tabular.saved import FILE, TableModel, is_table_model
 from fedscape.temporal.baselines import MinLoss, NearestCentre, SemiCyclic
 from fedscape.temporal.branched import Branched
-from fedscape.temporal.branches import MeanOfBranches, MultiBranch
 from fedscape.temporal.fedclock import FedClock
 from fedscape.temporal.fedtem import FedTEM, FedTEMBySums
 from fedscape.temporal.fedtkm import FedTKM

@@ -13,6 +13,7 @@ from torch import nn
 
 from fedscape import DataError, Federation, Gaussian, Key, Ledger, Local, rounds
 from fedscape.learning import LocalSGD, cross_entropy, initialised
+from fedscape.learning.branches import BranchLoss, branch_evidence, contrast_loss, contrast_targets
 from fedscape.temporal import (
     Blocks,
     Cosine,
@@ -28,9 +29,8 @@ from fedscape.temporal import (
     evaluate,
     parse_prior,
 )
-from fedscape.temporal.branches import BranchLoss, branch_evidence, contrast_loss, contrast_targets
 from fedscape.temporal.calibration import ScoreSums, posterior
-from fedscape.temporal.clues import held_out, label_roots, projected, spaced
+from fedscape.temporal.clues import label_roots, looked_at, projected
 from fedscape.temporal.covariates import Context, Shares
 from fedscape.temporal.regression import (
     Groups,
@@ -43,6 +43,7 @@ from fedscape.temporal.regression import (
     tail_of_f,
     unpack,
 )
+from fedscape.temporal.scores import unit_scores
 
 
 def population(n: int = 80, rows: int = 12, *, seed: int = 0, apart: float = 3.0, labels: bool = True):
@@ -222,14 +223,14 @@ def test_rows_held_out_are_looked_at_and_never_trained_on():
     fed, _ = population(20, 8)
     method = FedClock(training(), Linear(16), held=0.25)
     state, few = method.start(0), fed.take(slice(0, 4))
-    held = held_out(few, 0.25, None)
+    held = looked_at(few, 0.25, 10)[1]
     assert held.sum() == 8
     other = few.with_column("x", np.where(held[:, None], few["x"] + 1.0, few["x"]))
     one, two = (method.step(state, part, Key(0, 1))[0] for part in (few, other))
     for name in (n for n in one if n.startswith("delta.")):
         np.testing.assert_array_equal(one[name], two[name])
     assert not np.array_equal(one["score_first"], two["score_first"])
-    whole = FedClock(training(), Linear(16))
+    whole = FedClock(training(), Linear(16), held=0.0)
     one, two = (whole.step(state, part, Key(0, 1))[0] for part in (few, other))
     assert any(not np.array_equal(one[n], two[n]) for n in one if n.startswith("delta."))
 
@@ -309,9 +310,11 @@ def test_roots_of_label_shares_and_rows_that_are_looked_at():
     with pytest.raises(DataError, match="must hold classes 0 to 1, not 0 to 2"):
         label_roots(fed, "y", 2)
     long = Federation({"y": np.arange(120)}, [0, 100, 103, 120])
-    few = spaced(long, 10)
+    few = long.where(looked_at(long, 0.0, 10)[0])
     assert few.sizes.tolist() == [10, 3, 10]
     assert np.diff(few["y"][:10]).tolist() == [10] * 9
+    looked, out = looked_at(long, 0.2, 10)
+    assert [part.sizes.tolist() for part in (long.where(looked), long.where(out))] == [[10, 3, 3], [10, 0, 3]]
 
 
 def test_fixed_features_are_the_same_for_everybody_and_blind_to_the_background_of_an_image():
@@ -339,6 +342,19 @@ def test_the_cut_follows_a_shift_of_all_scores_while_one_mode_is_away():
     np.testing.assert_allclose(law["score_means"][:, 0] - shift, [0.7, -0.7], atol=0.6)  # it lags by the memory
     assert np.diff(law["score_means"][:, 0]) == pytest.approx(-1.4, abs=0.15)
     np.testing.assert_allclose(law["score_scatter"].ravel(), 0.25, atol=0.2)
+
+
+def test_scores_are_cut_farther_out_where_no_noise_grows_with_it():
+    """Sure scores still show that the network moved all of them."""
+    each, ends = torch.full((3, 1), 9.0, dtype=torch.float64), torch.tensor([0, 3])
+    assert unit_scores(each, ends).means.item() == 9.0
+    fed, _ = population(6, 4)
+    sent = []
+    for method in (FedClock(training(), Linear(16)), FedClock(training(), Linear(16), noise=1.0)):
+        state = {n: 40.0 * v if n.startswith("mean.") else v for n, v in method.start(0).items()}
+        sent.append(np.abs(method.step(state, fed, Key(0, 1))[0]["score_first"]).max())
+    assert 4.0 < sent[0] <= 12.0
+    assert sent[1] == 4.0
 
 
 def test_the_mean_network_is_what_predicts():

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import torch
 
+from fedscape.learning.fast.branch_stacks import Joined, apart, branch_gradient, joined
 from fedscape.learning.layers import Standardise
 from fedscape.types import Tensor
 
@@ -37,10 +38,18 @@ class Stack(NamedTuple):
     """A sequential model of linear layers with its loss."""
 
     layers: tuple[Dense, ...]
-    loss: str  # "classes", "odds" or "squares"
+    loss: str  # "classes", "odds", "squares" or "branches"
     flattens: bool
     standard: Standardise | None
     shift: str = ""  # what the last layer adds to its inputs ("" for nothing)
+    branches: int = 1  # side by side in the last layer
+    joined: Joined = ()
+    pull: tuple[float, float] = (0.0, 0.0)  # strength and smoothing of the loss "branches"
+
+    @property
+    def outputs(self) -> int:
+        """Of the model, or of each of its branches."""
+        return self.layers[-1].outputs // self.branches
 
     @property
     def names(self) -> list[str]:
@@ -132,8 +141,14 @@ def back_through(grad: Tensor, output: Tensor, kind: str) -> Tensor:
     return grad
 
 
-def loss_gradient(output: Tensor, target: Tensor, share: Tensor, kind: str) -> Tensor:
+def loss_gradient(output: Tensor, target: Tensor, share: Tensor, stack: Stack) -> Tensor:
     """The gradient of the batch's loss at the outputs [clients, batch, out]; `share` [clients, batch, 1]."""
+    kind, k = stack.loss, stack.branches
+    if kind == "branches":
+        return branch_gradient(output, target, share, k, stack.pull)
+    if k > 1:  # the model's output is the mean of its branches
+        mean = output.unflatten(2, (k, -1)).mean(dim=2)
+        return loss_gradient(mean, target, share / k, stack._replace(branches=1)).repeat(1, 1, k)
     if kind == "classes":
         odds = (output - output.amax(2, True)).exp_()  # quicker than softmax, which takes a row of classes at a time
         return odds.mul_(share / odds.sum(2, True)).scatter_add_(2, target, -share)
@@ -213,7 +228,7 @@ def all_steps(
             m = w if layer.turned else w.transpose(1, 2)
             a = activated(torch.baddbmm(b, a, m) if b.numel() > 0 else torch.bmm(a, m), layer.activation)
             passed.append(a)
-        grad = loss_gradient(a, target, share, stack.loss)
+        grad = loss_gradient(a, target, share, stack)
         for k in range(last, lowest - 1, -1):
             layer, fed = layers[k], top if k == last else passed[k]
             grad = back_through(grad, passed[k + 1], layer.activation)
@@ -301,7 +316,7 @@ def laid_out(stack: Stack, params: dict[str, Tensor]) -> list[Tensor]:
 
     Each is contiguous, wide weights as [in, out]; it may share memory with the parameters.
     """
-    arrays = []
+    arrays, params = [], joined(params, stack.joined)
     for layer in stack.layers:
         weight = params[layer.weight]
         arrays.append((weight.transpose(1, 2) if layer.turned else weight).contiguous())
@@ -319,4 +334,4 @@ def in_names(stack: Stack, at: list[Tensor]) -> dict[str, Tensor]:
             named[layer.bias] = bias[:, 0]
     if stack.shift:
         named[stack.shift] = at[-1][:, 0]
-    return named
+    return apart(named, stack.joined)

@@ -16,6 +16,7 @@ from torch import nn
 from torch.func import functional_call
 
 from fedscape.learning.batches import Plan, Work
+from fedscape.learning.branches import BranchLoss, MeanOfBranches, MultiBranch
 from fedscape.learning.device import Data
 from fedscape.learning.fast.agreement import agree
 from fedscape.learning.fast.stack_steps import Dense, Pull, Stack, Steps, in_names, laid_out, run_steps
@@ -36,13 +37,16 @@ def stack_of(model: Module, loss: Any) -> Stack | None:
     """The layers of the model, if its backward pass and that of its loss are hand-written here; else None.
 
     That is `torch.nn.Sequential`, also within another, of linear layers, rectifiers, tanh and sigmoid, after flattening
-    and `standardising`; with cross entropy, `logistic` or `squared_error`. The last layer may be a ShiftedLinear.
+    and `standardising`; with cross entropy, `logistic` or `squared_error`. The last layer may be a ShiftedLinear. Or it
+    may be branches: a MultiBranch with its BranchLoss, or their mean with cross entropy.
 
     >>> stack_of(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), cross_entropy).layers[0].activation
     'relu'
     >>> stack_of(nn.Sequential(nn.Linear(4, 3), nn.GELU()), cross_entropy) is None
     True
     """
+    if is_plain(model, MultiBranch) or is_plain(model, MeanOfBranches):
+        return _of_branches(model, loss)
     kind, types = _kind_of(loss), {p.dtype for p in model.parameters()}
     if kind is None or len(types) > 1 or not types <= {torch.float32, torch.float64}:
         return None
@@ -72,6 +76,31 @@ def stack_of(model: Module, loss: Any) -> Stack | None:
     )
     fits = whole and (kind != "odds" or layers[-1].outputs == 1)
     return Stack(tuple(layers), kind, flattens, standard, shift) if fits else None
+
+
+def _of_branches(model: Module, loss: Any) -> Stack | None:
+    """The stack with the branches as one wide layer."""
+    mean = is_plain(model, MeanOfBranches)
+    net, prefix = (model.branches, "branches.net.") if mean else (model, "net.")
+    each = list(net.net.get_submodule(net.layer).each)
+    if not all(is_plain(layer, nn.Linear) for layer in each) or mean != (_kind_of(loss) == "classes"):
+        return None
+    if not (mean or isinstance(loss, BranchLoss)):
+        return None
+    bias = each[0].bias is not None
+    one = nn.Linear(each[0].in_features, len(each) * each[0].out_features, bias, dtype=each[0].weight.dtype)
+    stack = stack_of(net.with_layer(one), cross_entropy)
+    if stack is None or stack.shift or stack.layers[-1].weight != f"{net.layer}.weight":
+        return None
+    layers = [
+        layer._replace(weight=prefix + layer.weight, bias=layer.bias and prefix + layer.bias) for layer in stack.layers
+    ]
+    wide = [name for name in (layers[-1].weight, layers[-1].bias) if name]
+    groups = [
+        (n, tuple(f"{prefix}{net.layer}.each.{i}.{n.rpartition('.')[2]}" for i in range(len(each)))) for n in wide
+    ]
+    changed = stack._replace(layers=tuple(layers), branches=len(each), joined=tuple(groups))
+    return changed if mean else changed._replace(loss="branches", pull=(loss.strength, loss.smoothing))
 
 
 def _kind_of(loss: Any) -> str | None:
@@ -106,9 +135,11 @@ def checked_stack(model: Module, loss: Any) -> Stack | None:
     dtype, first, last = next(model.parameters()).dtype, stack.layers[0], stack.layers[-1]
     shape = (first.inputs,) if stack.standard is None else tuple(stack.standard.mean.shape)
     x = torch.randn((6, *shape), generator=drawn, dtype=dtype)
-    y = torch.randint(0, last.outputs if stack.loss == "classes" else 2, (6,), generator=drawn)
+    y = torch.randint(0, stack.outputs if stack.loss in ("classes", "branches") else 2, (6,), generator=drawn)
     if stack.loss == "squares":
         y = torch.randn((6, last.outputs), generator=drawn, dtype=dtype)
+    if stack.loss == "branches":
+        y = torch.cat([y[:, None], torch.rand((6, 3 * stack.branches), generator=drawn)], dim=1).to(dtype)
     params = {
         n: torch.randn((2, *p.shape), generator=drawn, dtype=dtype) / math.sqrt(p.shape[-1])
         for n, p in model.named_parameters()
@@ -130,7 +161,7 @@ def checked_stack(model: Module, loss: Any) -> Stack | None:
 
 
 def targets_of(stack: Stack, y: Tensor, dtype: Any) -> Tensor:
-    """Targets as the gradient of the loss takes them: [rows, 1 or outputs]."""
+    """Targets as the gradient of the loss takes them: [rows, 1 or outputs or what branches have]."""
     return y.reshape(len(y), -1) if stack.loss == "classes" else y.to(dtype).reshape(len(y), -1)
 
 
@@ -150,11 +181,11 @@ def train_stack(
 ) -> Tensors | None:
     """As `train`; None for rows or targets that the stack does not take, so that the model itself raises the error."""
     data, taken = work.data, _taken(local, stack, work.data)
-    if taken is None:
+    fixed = {n: p.detach()[None] for n, p in local.model.named_parameters() if not p.requires_grad}
+    if taken is None or {n for _, names in stack.joined for n in names} & {*fixed, *still, *each}:
         return None
     x, y = taken
     pulled = isinstance(rates.proximal, torch.Tensor) or rates.proximal > 0
-    fixed = {n: p.detach()[None] for n, p in local.model.named_parameters() if not p.requires_grad}
     begin, to = laid_out(stack, {**fixed, **start}), laid_out(stack, {**fixed, **anchor}) if pulled else None
     steps = _steps(local, y, data.weights, work.plan, rates, pulled)
     factors = None if weights is None else torch.as_tensor(weights, dtype=torch.float64)
@@ -178,7 +209,7 @@ def train_stack(
 
 def _taken(local: LocalSGD, stack: Stack, data: Data) -> tuple[Tensor, Tensor] | None:
     """Flat rows and targets for the steps; None where they do not fit."""
-    x, y, outputs = data.x, data.y, stack.layers[-1].outputs
+    x, y, outputs, k = data.x, data.y, stack.outputs, stack.branches
     if stack.standard is not None and stack.standard.mean.shape != x.shape[1:]:
         return None
     if len(x) == 0 or x.ndim < 2 or (x.ndim > 2 and not stack.flattens):
@@ -188,6 +219,9 @@ def _taken(local: LocalSGD, stack: Stack, data: Data) -> tuple[Tensor, Tensor] |
     x = x.reshape(len(x), -1)
     if stack.loss == "classes":
         fits = y.ndim == 1 and y.dtype == torch.int64 and int(y.min()) >= 0 and int(y.max()) < outputs
+    elif stack.loss == "branches":
+        fits = y.ndim == 2 and y.shape[1] in (1 + k, 1 + 3 * k)
+        fits = fits and int(y[:, 0].min()) >= 0 and int(y[:, 0].max()) < outputs
     else:
         fits = y.numel() == len(y) * outputs and (y.ndim == 1 or stack.loss != "odds")
     return (x, targets_of(stack, y, local.dtype)) if fits else None

@@ -15,6 +15,7 @@ from fedscape import DataError, Federation, Key, Local, rounds
 from fedscape.core.blocks import Answer
 from fedscape.learning import FedAvg, LocalSGD, cross_entropy, logistic, models, squared_error, standardising, sweep
 from fedscape.learning.batches import work_of
+from fedscape.learning.branches import BranchLoss, MeanOfBranches, MultiBranch
 from fedscape.learning.evaluation import tensors_of
 from fedscape.learning.fast import stack_steps as under_test
 from fedscape.learning.fast.stacks import checked_stack, stack_of
@@ -106,6 +107,29 @@ def test_every_loss_has_its_gradient():
     two = fed.with_column("y", np.random.default_rng(2).normal(size=(fed.n_rows, 2)))
     assert_as_plain(step(initialised(nn.Linear(6, 2), 0).double(), squared_error), two)
     assert_as_plain(step(initialised(nn.Linear(6, 3), 0).double(), nn.CrossEntropyLoss(reduction="none")), federation())
+
+
+@pytest.mark.parametrize(("strength", "smoothing"), [(0.0, 0.0), (0.0, 0.3), (0.5, 0.0), (0.5, 0.3)])
+@pytest.mark.parametrize("contrasted", [False, True])
+def test_branches_with_their_loss_have_its_gradient(strength, smoothing, contrasted):
+    fed, rng = federation(), np.random.default_rng(4)
+    numbers = rng.random((fed.n_rows, 9 if contrasted else 3))
+    fed = fed.with_column("y", np.concatenate([fed["y"][:, None], numbers], axis=1))
+    loss = BranchLoss(strength, smoothing)
+    for net in (models.mlp(6, 70, 3), initialised(nn.Linear(6, 3, bias=False), 2)):
+        assert_as_plain(step(MultiBranch(net, n_branches=3).double(), loss, momentum=0.5, proximal=0.1), fed)
+
+
+def test_the_mean_of_branches_has_its_gradient_and_other_branches_are_left_to_autograd():
+    fed, net = federation(), MultiBranch(models.mlp(6, 70, 3))
+    assert_as_plain(step(MeanOfBranches(net).double()), fed)
+    assert stack_of(net, cross_entropy) is None  # outputs of all branches: no classes
+    assert stack_of(MeanOfBranches(net), BranchLoss()) is None
+    assert stack_of(MultiBranch(nn.Sequential(nn.Linear(6, 4), nn.GELU(), nn.Linear(4, 3))), BranchLoss()) is None
+    assert stack_of(MultiBranch(models.mlp(6, 70, 3), "1"), BranchLoss()) is None  # more layers after the branches
+    still = frozen(MultiBranch(models.mlp(6, 5, 3)).double(), "net.3.each.1.bias")
+    coded = fed.with_column("y", np.concatenate([fed["y"][:, None], np.full((fed.n_rows, 2), 0.5)], axis=1))
+    assert_as_plain(step(still, BranchLoss()), coded)
 
 
 def test_bytes_images_and_standardised_inputs_are_taken_as_the_model_takes_them():

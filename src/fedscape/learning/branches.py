@@ -118,8 +118,12 @@ class MultiBranch(nn.Module):  # type: ignore[misc]
 
     def first(self) -> Module:
         """The network with its first branch alone."""
+        return self.with_layer(copy.deepcopy(_layer(self.net, self.layer).each[0]))
+
+    def with_layer(self, layer: Module) -> Module:
+        """The network with this layer in place of the branches."""
         net = copy.deepcopy(self.net)
-        _put(net, self.layer, _layer(net, self.layer).each[0])
+        _put(net, self.layer, layer)
         return net
 
     @property
