@@ -284,6 +284,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="two federations, two seeds, one long training each")
     parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--truths", type=int, default=6, help="long independent trainings of each method")
     parser.add_argument("--budget", default="30s", choices=list(BUDGETS), help="the largest; smaller ones begin it")
     parser.add_argument("--worlds", default="", help="numbers of federations with commas between; all by default")
@@ -294,7 +295,7 @@ def main() -> None:
     numbers = [10 * given.series + i for i in numbers]
     if given.quick:
         numbers, given.seeds, given.truths, given.out = [1, 6], 2, 1, given.out / "quick"
-    tasks = [[n, s, given.budget] for s in range(given.seeds) for n in numbers]
+    tasks = [[n, s, given.budget] for s in range(given.first, given.first + given.seeds) for n in numbers]
     methods = ["guess", *learn.ENTRANTS]
     truths = [[n, t, m] for m in reversed(methods) for n in numbers for t in range(given.truths)]
     worths = worths_of(shards.run("advice_unseen_worth", worth, truths, given))
@@ -307,7 +308,7 @@ def main() -> None:
     report("advice_unseen" if not given.series else f"advice_unseen_{given.series}", rows, note=note)
     budgets = list(BUDGETS)[: list(BUDGETS).index(given.budget) + 1]
     if len(budgets) > 1:
-        report("advice_budgets", budget_rows(runs, worths, budgets))
+        report(f"advice_budgets_{given.series}", budget_rows(runs, worths, budgets))
 
 
 if __name__ == "__main__":
