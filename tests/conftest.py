@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import shutil
 import sys
@@ -25,6 +26,14 @@ with contextlib.suppress(ImportError):  # a machine with a GPU may have little e
 
 
 os.environ.setdefault("FEDSCAPE_PROGRAMS", os.path.join(tempfile.gettempdir(), "fedscape-programs"))  # not at home
+
+
+gc.disable()  # until all tests are found: of modules and tests nothing is garbage, and looking takes a quarter of it
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

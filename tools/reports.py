@@ -79,9 +79,14 @@ STUDIES: dict[str, Callable[[Path], list[str]]] = {
 
 def picture(result: Mapping[str, Any]) -> None:
     """The map of clients by kind beside the methods with their intervals and the verdict."""
+    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(12, 4.4), layout="constrained")
+    with rc_context({"font.size": 12}):
+        _drawn(Figure(figsize=(10, 4.4), layout="constrained"), result)
+
+
+def _drawn(figure: Any, result: Mapping[str, Any]) -> None:
     left, right = figure.subplots(1, 2, width_ratios=(1, 1.25))
     _clients(left, result["measure"]["map"])
     rows = sorted(result["learn"]["true"], key=lambda row: row["accuracy"]["value"])
@@ -96,12 +101,15 @@ def picture(result: Mapping[str, Any]) -> None:
     right.set_yticks(range(len(rows)), [row["called"] for row in rows])
     right.set_ylim(-0.6, len(rows) - 0.2)
     right.xaxis.set_major_formatter("{x:.0%}")
-    right.set_xlabel("accuracy on held-out rows\n95% interval of each alone; the report's are simultaneous")
+    right.set_xlabel(
+        "accuracy on held-out rows, 95% intervals of each\nalone (in the report they are simultaneous)", fontsize=10
+    )
     verdict = next(item["answer"] for item in result["advise"] if item["question"] == "Which method?")
-    right.set_title(f"Which method? {verdict}", fontsize=13, loc="left")
+    advised = verdict.partition(", tied")[0]  # all tied with it would not fit
+    right.set_title(f"Which method? {advised}", fontsize=14, loc="left")
     for axes in (left, right):
         axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(ROOT / "docs" / "images" / "front.png", dpi=100)
+    figure.savefig(ROOT / "docs" / "images" / "front.png", dpi=120)
 
 
 def _clients(axes: Any, about: Mapping[str, Any]) -> None:
@@ -113,8 +121,8 @@ def _clients(axes: Any, about: Mapping[str, Any]) -> None:
     axes.set_aspect("equal", adjustable="datalim")
     axes.set_xticks([])
     axes.set_yticks([])
-    axes.set_title("Clients: near each other, alike", fontsize=13, loc="left")
-    axes.legend(frameon=False, loc="best")
+    axes.set_title("Clients: near means alike", fontsize=14, loc="left")
+    axes.legend(frameon=False, ncols=2, loc="upper center", bbox_to_anchor=(0.5, 0), handletextpad=0, columnspacing=1)
 
 
 def printed(lines: list[str]) -> None:

@@ -1,6 +1,6 @@
 """Sentence lengths of pages, or of the docstrings of modules: median, 95th percentile and longest, in words.
 
-`python tools/sentences.py [PAGES or MODULES] [--above 25]`; `--above` prints the sentences with more words.
+`python tools/sentences.py [PAGES, MODULES or FOLDERS] [--above 25]`; `--above` prints the sentences with more words.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ def main() -> None:
     chosen = parser.parse_args()
     total: list[int] = []
     print("page | sentences | median | 95% | longest\n--- | --- | --- | --- | ---")
-    for page in chosen.pages:
+    folders = {p: sorted([*p.rglob("*.md"), *p.rglob("*.py")]) for p in chosen.pages if p.is_dir()}
+    for page in [page for named in chosen.pages for page in folders.get(named, [named])]:
         text = page.read_text()
         split = sentences(docstrings(text) if page.suffix == ".py" else text)
         lengths = [words(s) for s in split]

@@ -138,18 +138,24 @@ def rates(rows: list[Row]) -> list[Row]:
 
 
 def table(rows: list[Row]) -> list[Row]:
-    lines: dict[tuple[Any, ...], list[Row]] = {}
+    """One line a shift and method; how far profiles are ahead is paired by seed, as they have the same clients."""
+    lines: dict[tuple[Any, ...], dict[int, Row]] = {}
     for row in rows:
         if "unseen" in row:
-            lines.setdefault((row["set"], row["shift"], row["drift"], row["method"]), []).append(row)
+            lines.setdefault((row["set"], row["shift"], row["drift"], row["method"]), {})[row["seed"]] = row
     made = []
-    for (name, shift, drift, method), group in sorted(lines.items(), key=lambda item: [str(v) for v in item[0]]):
-        unseen = [100 * r["unseen"] for r in group]
-        line = {"set": name, "shift": shift, "drift": drift, "method": method, "unseen": f"{np.mean(unseen):.1f}"}
-        line |= {"± 95%": reach(unseen, ".1f"), "known": f"{100 * np.mean([r['known'] for r in group]):.1f}"}
-        if "groups" in group[0]:
-            line |= {"groups": ", ".join(str(r["groups"]) for r in group)}
-            line["abstain"] = f"{100 * np.mean([r['abstain'] for r in group]):.0f}%"
+    for (*where, method), group in sorted(lines.items(), key=lambda item: [str(v) for v in item[0]]):
+        unseen = [100 * r["unseen"] for r in group.values()]
+        line = dict(zip(("set", "shift", "drift"), where, strict=True))
+        line |= {"method": method, "unseen": f"{np.mean(unseen):.1f}", "± 95%": reach(unseen, ".1f")}
+        line["known"] = f"{100 * np.mean([r['known'] for r in group.values()]):.1f}"
+        ours = lines.get((*where, "profiles"), {})
+        ahead = [100 * (ours[seed]["unseen"] - r["unseen"]) for seed, r in group.items() if seed in ours]
+        if ahead and not method.startswith("profiles"):
+            line |= {"profiles ahead": f"{np.mean(ahead):.1f}", "± 95%, ahead": reach(ahead, ".1f")}
+        if method.startswith("profiles"):
+            line |= {"groups": ", ".join(str(r["groups"]) for r in group.values())}
+            line["abstain"] = f"{100 * np.mean([r['abstain'] for r in group.values()]):.0f}%"
         made.append(line | {"seeds": len(group)})
     return made
 

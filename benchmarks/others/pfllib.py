@@ -60,11 +60,13 @@ def clients(name: str, part: str, seed: int, most: int, folder: str) -> Split:
     return dealt(x, y, rows, rng)
 
 
-def work(cell: Row, until: float, *, device: str, most: int, folder: str) -> list[Row]:
+def work(cell: Row, until: float, *, device: str, most: int, folder: str, strategy: str = "auto") -> list[Row]:
     """Accuracy over all test rows, now and then: the best and the last."""
     learners, test = clients(cell["set"], cell["part"], cell["seed"], most, folder)
     long = {"epochs": 1} if cell["steps"] == 0 else {"steps": cell["steps"]}
-    step = LocalSGD(network(cell["width"]), cross_entropy, lr=cell["lr"], batch_size=10, device=device, **long)
+    step = LocalSGD(
+        network(cell["width"]), cross_entropy, lr=cell["lr"], batch_size=10, device=device, strategy=strategy, **long
+    )
     options = Options(initial="seed", seed=cell["seed"])
     if cell["method"] == "feddbe":
         method: Any = FedDBE(step, kappa=50.0, initial="seed")  # what the board was made with
@@ -122,8 +124,9 @@ def table(rows: list[Row]) -> list[Row]:
 
 def main() -> None:
     given = arguments(
-        __doc__, workers=0, seeds=3, rounds=200, lr=0.005, device="cpu", data="", limit=1e9, sets=" ".join(SETS),
-        parts=" ".join(PARTS), methods=METHODS, width=32, steps=0, out=str(RESULTS / "others_pfllib.jsonl"),
+        __doc__, workers=0, seeds=3, rounds=200, lr=0.005, device="cpu", strategy="auto", data="", limit=1e9,
+        sets=" ".join(SETS), parts=" ".join(PARTS), methods=METHODS, width=32, steps=0,
+        out=str(RESULTS / "others_pfllib.jsonl"),
     )  # fmt: skip
     folder, most = given.data or os.fspath(data_folder()), 1_000 if given.quick else 0
     seeds, rounds = (1, 2) if given.quick else (given.seeds, given.rounds)
@@ -139,7 +142,7 @@ def main() -> None:
     out = given.out + (".quick" if given.quick else "")
     if given.quick:
         Path(out).unlink(missing_ok=True)
-    do = partial(work, device=given.device, most=most, folder=folder)
+    do = partial(work, device=given.device, most=most, folder=folder, strategy=given.strategy)
     rows = run_cells(lambda rows: cells, do, out=out, workers=given.workers, limit=given.limit)
     failed = {row["method"]: row["error"] for row in rows if "error" in row}
     name = "_".join(["others_pfllib", *(sets if len(sets) == 1 else [])])

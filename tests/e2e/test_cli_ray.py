@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
 
+import pytest
 from shell import ok, refused
 
 from fedscape import MixtureOfDirichletMultinomials
+from fedscape.engines.ray.cluster import surroundings
 from fedscape.sketches.files import load
+
+
+@pytest.fixture(scope="module")
+def address():
+    """Where a cluster runs already: to start one for each command takes longer than the commands."""
+    import ray
+
+    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
+    with surroundings():
+        ray.init("local", num_cpus=2, include_dashboard=False, logging_level=40, log_to_driver=False)
+    yield ray.get_runtime_context().gcs_address
+    ray.shutdown()
 
 
 def test_fit_on_ray_gives_the_population_of_local(tmp_path):
@@ -22,8 +37,8 @@ def test_fit_on_ray_gives_the_population_of_local(tmp_path):
     assert a.weights_.tobytes() == b.weights_.tobytes()
 
 
-def test_a_study_a_description_sketches_and_fidelity_on_ray_are_those_of_local(tmp_path):
-    ray = ("--engine", "ray", "--workers", 2)
+def test_a_study_a_description_sketches_and_fidelity_on_ray_are_those_of_local(address, tmp_path):
+    ray = ("--engine", "ray", "--workers", 2, "--address", address)
     results, sketches, compared, described = [], [], [], []
     for name, how in (("here", ()), ("there", ray)):
         ok("study", "acs-race", "--out", tmp_path / name, "--quiet", "--json", *how)

@@ -156,7 +156,7 @@ class Rounds:
             total, metrics, clients = released
         else:
             metrics = {n: v / reply.clients for n, v in reply.metrics.items()}
-        new = frozen(self.computation.update(state, total, key))
+        new = state_of(self.computation, "update", self.computation.update(state, total, key))
         check_state(self.computation, new, key.round)
         took, size = time.perf_counter() - started, (reply.bytes_down, reply.bytes_up)
         return Round(key.round, new, metrics, clients, False, took, *size, self, reply.faults)
@@ -315,7 +315,7 @@ def rounds(
     else:
         if not carry:
             run.engine.forget()
-        run.state = frozen(computation.start(seed) if state is None else state)
+        run.state = state_of(computation, "start", computation.start(seed)) if state is None else frozen(state)
         if guard is not None and resume is not None:
             run.write(resume, {})  # the secret must be on disk before anything is released with it
     if guard is not None:
@@ -326,6 +326,15 @@ def rounds(
 def frozen(state: Mapping[str, Any]) -> Arrays:
     """The same arrays as read-only views: no step and no update can change the state it was given."""
     return {name: read_only(np.asarray(values)) for name, values in state.items()}
+
+
+def state_of(computation: Computation, method: str, reply: Any) -> Arrays:
+    """Validate that `start` or `update` returned a dict, and freeze it."""
+    if not isinstance(reply, Mapping):
+        raise EngineError(
+            f"{type(computation).__name__}.{method} must return a dict, the state, not a {type(reply).__name__}"
+        )
+    return frozen(reply)
 
 
 def check_state(computation: Computation, state: Arrays, index: int) -> None:

@@ -28,6 +28,7 @@ class FedBABU(FedPer):
     initial
         "given" or "seed".
 
+    >>> import numpy as np
     >>> from fedscape.learning import LocalSGD, cross_entropy, models
     >>> step = LocalSGD(models.mlp(4, 8, 2), cross_entropy, lr=1.0, epochs=1, batch_size=2)
     >>> fed = Federation({"x": np.eye(4), "y": [0, 1, 1, 0]}, [0, 2, 4])

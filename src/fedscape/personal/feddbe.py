@@ -26,6 +26,7 @@ from fedscape.types import Array, Arrays, Kept, Tensors
 def with_shift(model: Module) -> Module:
     """A copy of the model whose last linear layer is a ShiftedLinear; unchanged if it is one already.
 
+    >>> from torch import nn
     >>> [n for n, _ in with_shift(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2))).named_parameters()][-1]
     '2.shift'
     """

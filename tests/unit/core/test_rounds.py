@@ -446,3 +446,10 @@ def test_a_step_that_returns_no_pair_is_refused_in_words(made, what):
 
     with pytest.raises(EngineError, match=rf"Wrong\.step must return two dicts, .* not {what}.*return sent, {{}}"):
         list(rounds(Wrong(), people(3), n_rounds=1))
+
+
+@pytest.mark.parametrize("method", ["start", "update"])
+def test_a_state_that_is_no_dict_is_refused_in_words(method):
+    wrong = type("Wrong", (Sum,), {method: lambda *_: np.zeros(3)})
+    with pytest.raises(EngineError, match=rf"Wrong\.{method} must return a dict, the state, not a ndarray"):
+        list(rounds(wrong(), people(3), n_rounds=1))

@@ -758,7 +758,7 @@ def test_where_and_how_fast_a_node_trains_is_its_own():
     own = trained(strategy="sequential", lr=0.05)
     assert computations.rebuilt(computations.described(trained()), (trained(lr=0.1), own)) is own
     apart = set(own.local.settings()) ^ {f.name for f in fields(LocalSGD) if f.init}
-    assert apart == {"parameters", "strategy", "precision", "device"}
+    assert apart == {"parameters", "strategy", "precision", "device", "group_size", "keep_on_device"}
 
 
 class Coded(Computation):
