@@ -70,13 +70,15 @@ def main() -> None:
             call = [sys.executable, "-c", CHILD, how, str(lake), str(target), str(args.memory), str(args.limit)]
             run = subprocess.run(call, capture_output=True, text=True, env=dict(os.environ))
             done = json.loads(run.stdout.splitlines()[-1]) if run.returncode == 0 else None
+            if done is None:
+                print(run.stderr, file=sys.stderr)
             lines.append(
                 {
                     "how": how,
                     "clients": n_clients,
                     "rows": n_rows,
                     "Parquet, MB": size / 2**20,
-                    "seconds": "failed: " + run.stderr.strip().splitlines()[-1][:80] if done is None else done[0],
+                    "seconds": f"failed within {args.limit / 2**30:.0f} GB" if done is None else done[0],
                     "CPU seconds": None if done is None else done[1],
                     "memory added, MB": None if done is None else done[2],
                     "peak, MB": None if done is None else done[3],

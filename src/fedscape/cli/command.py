@@ -25,6 +25,8 @@ _OPTIONS = {"overwrite": "--force", "n_init": "--starts", "n_components": "--com
 _PHRASES = {
     " (client=)": "",
     " (column=)": "",
+    " (columns=)": "",
+    " (ignore=)": "",
     " (names=)": "",
     "use to_parquet()": "write a .parquet file",
     "or All()": "or --cohort 0 for all",

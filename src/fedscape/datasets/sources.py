@@ -42,7 +42,7 @@ def read(source: str | os.PathLike[str], *, client: str | None = None, rows: str
         return _numbered(load(text), rows)
     if (path / "federation.json").is_file():
         return _numbered(formats.load_folder(path), rows)
-    if not path.exists():
+    if not path.exists() and "://" not in text:
         _check_name(text, path)
     from fedscape.formats.opening import can_open, check_readable, open_rows
 
@@ -51,6 +51,12 @@ def read(source: str | os.PathLike[str], *, client: str | None = None, rows: str
         return open_rows(path, client=client or "client", rows=rows)[0]
     if path.suffix == ".json" or (path.is_dir() and any(path.glob("*.json"))):
         return _numbered(formats.from_leaf(path), rows)
+    if "://" in text or (path.is_dir() and any(path.glob("**/*.parquet"))):
+        whose = f"--client {client or 'client'}"
+        raise DataError(
+            f"{text} is a lake, with its files in folders: group its rows once, fedscape data group {text} grouped "
+            f"{whose}, and name grouped"
+        )
     raise DataError(
         f"{text} is no data this version can read: give a .parquet, .csv, .tsv, .jsonl, .npz or LEAF .json file, or a "
         "saved folder"

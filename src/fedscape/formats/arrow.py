@@ -17,7 +17,7 @@ from fedscape.types import Array
 EXACT = 2**53  # largest integer up to which every integer is exact in float64
 DENSE = 2**22  # widest range of integers that a lookup array covers
 _CHUNK = 2**20
-_LEAVE_OUT = "or leave it out with --ignore (ignore=), or with the --columns of 'data group' (columns=)"
+_LEAVE_OUT = "or leave it out with --ignore (ignore=), or as rows are grouped with --columns (columns=)"
 _HINTS = {
     "decimal": "cast it to float64",
     "binary": "decode it to texts or numbers",

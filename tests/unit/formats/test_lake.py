@@ -11,7 +11,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
-from fedscape import DataError, Federation
+from fedscape import DataError, Federation, datasets
 from fedscape.formats import shuffle as shuffling
 from fedscape.formats.gather import Part
 from fedscape.formats.lake import lake_source
@@ -167,6 +167,13 @@ def test_the_client_may_be_in_the_path_alone(tmp_path, folders, ids):
         scanned = Federation.scan(where, client="who")
         assert scanned.ids.tolist() == ids
         assert scanned.sizes.tolist() == [2, 2]
+
+
+def test_commands_that_read_one_table_say_how_a_lake_is_grouped(tmp_path):
+    written(tmp_path / "year=2020", pa.table({"who": [1], "v": [1]}))
+    for lake in (tmp_path, "s3://bucket/events"):
+        with pytest.raises(DataError, match=f"{lake} is a lake.* data group {lake} grouped --client who, and name"):
+            datasets.read(lake, client="who")
 
 
 def test_a_key_in_the_path_and_in_the_file_must_be_the_same(tmp_path):
