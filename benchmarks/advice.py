@@ -20,7 +20,7 @@ import numpy as np
 from fedscape import Federation
 from fedscape.studies import tournament as learn
 from fedscape.studies.budget import BUDGETS, Budget, Limits, budget_of
-from fedscape.studies.choose import ORDER
+from fedscape.studies.choose import ORDER, climbing
 from fedscape.studies.judged import BASELINES, Judged
 from fedscape.studies.staged import Stage, staged
 from table import RESULTS, report
@@ -125,8 +125,9 @@ def truth(task: tuple[str, int, Budget]) -> dict[str, float]:
     owner, right = clients.test.client_of_row, clients.test["y"]
     found = {n: float(np.mean(said == right)) for n, said in learn.guesses(clients).items()}
     for method in learn.ENTRANTS:
-        n_rounds = budget.stages[0].rounds
-        lr, start = learn.tuned(method, clients, seed=77 + again, n_rounds=max(1, n_rounds // 3))
+        limits, seed = budget.stages[0], 77 + again
+        lr, start = learn.tuned(method, clients, seed=seed, n_rounds=max(1, limits.rounds // 3))
+        n_rounds = max(limits.longest for limits in budget.stages)
         done = learn.trained(method, clients.train, lr=lr, seed=start, n_rounds=n_rounds)
         found[method] = float(np.mean(done.predict(clients.test) == right))
     assert len(owner) == CLIENTS * TEST  # as many rows of each: the mean over rows is that over clients
@@ -151,12 +152,15 @@ def advice(task: tuple[str, int, Budget]) -> dict:
 
 def played(fed: Federation, budget: Budget, *, seed: int, sites: bool) -> list[Stage[Judged]]:
     """The stages of a study's tournament."""
+    memory: learn.Memory = {}
 
-    def play(rows: Federation, limits: Limits, those: tuple[str, ...]) -> tuple[Judged, dict[str, list[float]]]:
-        methods = [m for m in learn.ENTRANTS if m in those]
-        return learn.tournament(rows, limits, seed=seed, sites=sites, methods=methods, say=lambda _: None)
+    def play(rows: Federation, limits: Limits, those: dict[str, int]) -> tuple[Judged, dict[str, list[learn.Tuned]]]:
+        methods = {m: those[m] for m in learn.ENTRANTS if m in those}
+        return learn.tournament(
+            rows, limits, seed=seed, sites=sites, methods=methods, memory=memory, say=lambda _: None
+        )
 
-    return staged(fed, budget, play, order=ORDER, common="fedavg", seed=seed)
+    return staged(fed, budget, play, order=ORDER, common="fedavg", seed=seed, climbs=climbing)
 
 
 def row_of(name: str, runs: list[dict], worth: dict[str, float]) -> dict:

@@ -20,13 +20,13 @@ from fedscape.studies import tournament as learn
 from fedscape.studies.budget import Limits
 from table import report
 
-WIDTH, EVERY = 8, learn.ENTRANTS
+WIDTH = 8
 SIZES = {  # clients: (rows of each, are they sites, budget)
     4: (120, True, Limits(60, 12_000, 12, 4)),
     30: (40, False, Limits(60, 12_000, 12, 4)),
-    3000: (10, False, Limits(3_000, 30_000, 6, 4)),
+    3000: (10, False, Limits(3_000, 30_000, 4, 4)),
 }
-SOME = ("fedavg", "fedavg+", "ifca", "local")  # of 3,000 clients: the methods that train in time, at one rate
+SOME = ("fedavg", "fedavg+", "local")  # of 3,000 clients: the methods that train in time, at one rate
 
 
 def drawn(clients: int, seed: int) -> Federation:
@@ -50,10 +50,11 @@ def repeat(task: list[int]) -> dict:
     began = time.perf_counter()
     fed = learn.directions(drawn(clients, seed))
     large = clients > 1000
-    learn.ENTRANTS = SOME if large else EVERY
-    rates = dict.fromkeys(SOME, 0.4) if large else None
-    judged, _ = learn.tournament(fed, budget, seed=seed, sites=sites, rates=rates, say=lambda _: None)
-    names = [name for name in judged.hits if name in learn.ENTRANTS]
+    names = SOME if large else learn.ENTRANTS
+    settings = dict.fromkeys(SOME, learn.Tuned(0.4, budget.rounds)) if large else None
+    judged, _ = learn.tournament(
+        fed, budget, seed=seed, sites=sites, settings=settings, methods=names, say=lambda _: None
+    )
     made = {f"accuracy of {name}": judged.accuracy(name) for name in judged.hits}
     made |= {f"gain of {name} over FedAvg": judged.difference(name, "fedavg") for name in names if name != "fedavg"}
     made |= {f"lead of {name} over guessing": judged.difference(name, "own-commonest") for name in names}

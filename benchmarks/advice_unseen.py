@@ -5,7 +5,7 @@ federations that nothing was tuned on are those of `--series 1` and further: oth
 Each has a law that says which method it is made for. What every method is worth is found by long independent trainings:
 other clients of the law (of sites: other rows of the same sites), five times the rounds of a study, the rate and the
 start that are best on 4,000 more rows, tested on many rows. Where labels have no rule that can be learned the answer is
-known exactly: guessing cannot be beaten. `--budgets` also runs larger budgets on the same draws.
+known exactly: guessing cannot be beaten. `--budget` is the largest one; smaller ones are its first stages.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ import shards
 from advice import played
 from fedscape import Federation
 from fedscape.studies import tournament as learn
-from fedscape.studies.budget import budget_of
+from fedscape.studies.budget import BUDGETS, budget_of
 from fedscape.studies.judged import BASELINES
 from fedscape.studies.sites import are_sites
+from fedscape.studies.staged import about_stage
 from table import report
 
 RATES, LONG, MOST = (0.03, 0.1, 0.3, 1.0, 3.0), 100, 120
@@ -199,18 +200,25 @@ def worth(task: list) -> dict:
 
 
 def advice(task: list) -> dict:
-    """What a study advises for one draw: the steps of its tournament, without the other sections."""
+    """What a study advises after each stage for one draw: its tournament, without the other sections."""
     number, seed, name = task
-    w, began, budget = world(number), time.perf_counter(), budget_of(name)
+    w, began, ladder = world(number), time.perf_counter(), budget_of(name).stages
     fed = learn.directions(federation(number, seed, w.clients, sizes(w, seed, w.clients)))
-    last = played(fed, budget, seed=seed, sites=w.sites)[-1]
-    judged, choice = last.judged, last.choice
-    apart = {m: judged.difference(m, "fedavg") for m in last.used if m != "fedavg"}
-    behind = {m: judged.difference(choice.best, m) for m in judged.hits if m != choice.best}
-    return {
-        "advised": choice.advised, "best": choice.best, "tied": list(choice.tied), "gains": apart,
-        "behind": behind, "means": judged.means, "s": round(time.perf_counter() - began, 1),
-    }  # fmt: skip
+    stages = [
+        {
+            **about_stage(stage), "stage": ladder.index(stage.limits) + 1, "best": stage.choice.best,
+            "tied": list(stage.choice.tied), "means": stage.judged.means, "climbing": stage.climbing,
+            "lengths": {m: learn.typical(used).rounds for m, used in stage.used.items()},
+            "gains": {m: stage.judged.difference(m, "fedavg") for m in stage.used if m != "fedavg"},
+        }
+        for stage in played(fed, budget_of(name), seed=seed, sites=w.sites)
+    ]  # fmt: skip
+    return {"stages": stages, "s": round(time.perf_counter() - began, 1)}
+
+
+def at_budget(run: dict, name: str) -> dict:
+    """The last stage that this budget has: a larger budget begins as a smaller one does."""
+    return [stage for stage in run["stages"] if stage["stage"] <= len(budget_of(name).stages)][-1]
 
 
 def worths_of(lines: list[dict]) -> dict[int, dict[str, list[float]]]:
@@ -228,11 +236,11 @@ def regret_of(advised: str | None, known: dict[str, float]) -> float:
     return 100 * (max(known.values()) - mine)
 
 
-def row_of(number: int, runs: list[dict], each: dict[str, list[float]]) -> dict:
+def row_of(number: int, runs: list[dict], each: dict[str, list[float]], budget: str) -> dict:
     known = {m: float(np.mean(values)) for m, values in each.items()}
-    best = max(known, key=lambda m: known[m])
-    regret = [regret_of(run["advised"], known) for run in runs]
-    advised = Counter(run["advised"] or "none" for run in runs)
+    best, last = max(known, key=lambda m: known[m]), [at_budget(run, budget) for run in runs]
+    regret = [regret_of(stage["advised"], known) for stage in last]
+    advised = Counter(stage["advised"] or "none" for stage in last)
     return {
         "federation": called(number),
         "made for": "/".join(world(number).fits),
@@ -244,35 +252,31 @@ def row_of(number: int, runs: list[dict], each: dict[str, list[float]]) -> dict:
         "within a point": sum(r <= 1 for r in regret),
         "same": advised.most_common(1)[0][1],
         "largest regret, points": round(max(regret), 1),
-        "s": round(float(np.mean([run["s"] for run in runs])), 1),
+        "said to be settled": sum(stage["settled"] for stage in last),
     }
 
 
-def budget_rows(runs: list[dict], worths: dict[int, dict[str, list[float]]]) -> list[dict]:
-    """Regret by budget on the draws that every budget has, and how often more budget made the advice worse."""
-    by: dict[str, dict[tuple[int, int], float]] = {}
-    for run in runs:
-        number, seed, name = run["task"]
-        known = {m: float(np.mean(values)) for m, values in worths[number].items()}
-        by.setdefault(name, {})[number, seed] = regret_of(run["advised"], known)
-    common = sorted(set.intersection(*(set(each) for each in by.values())))
-    order, rows = [name for name in ("30s", "2min", "20min") if name in by], []
-    for i, name in enumerate(order):
-        values = np.array([by[name][key] for key in common])
-        before = np.array([by[order[max(i - 1, 0)]][key] for key in common])
-        took = [run["s"] for run in runs if run["task"][2] == name]
+def budget_rows(runs: list[dict], worths: dict[int, dict[str, list[float]]], budgets: list[str]) -> list[dict]:
+    """Regret by budget on the same draws, and how often more budget made the advice worse."""
+    rows, before = [], None
+    for name in budgets:
+        known = [{m: float(np.mean(values)) for m, values in worths[run["task"][0]].items()} for run in runs]
+        last = [at_budget(run, name) for run in runs]
+        values = np.array([regret_of(stage["advised"], k) for stage, k in zip(last, known, strict=True)])
+        before = values if before is None else before
         rows.append(
             {
                 "budget": name,
-                "draws": len(common),
+                "draws": len(runs),
                 "within a point": int((values <= 1).sum()),
                 "mean regret, points": round(float(values.mean()), 2),
                 "largest": round(float(values.max()), 1),
                 "worse than with less, by over a point": int((values > before + 1).sum()),
                 "better, by over a point": int((values < before - 1).sum()),
-                "s, mean and longest": f"{np.mean(took):.0f}, {max(took):.0f}",
+                "said to be settled": sum(stage["settled"] for stage in last),
             }
         )
+        before = values
     return rows
 
 
@@ -280,9 +284,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="two federations, two seeds, one long training each")
     parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--truths", type=int, default=6, help="long independent trainings of each method")
-    parser.add_argument("--budgets", default="30s", help="with commas between; the first makes the table of advice")
-    parser.add_argument("--budget-seeds", type=int, default=4, help="draws that the further budgets have")
+    parser.add_argument("--budget", default="30s", choices=list(BUDGETS), help="the largest; smaller ones begin it")
     parser.add_argument("--worlds", default="", help="numbers of federations with commas between; all by default")
     parser.add_argument("--series", type=int, default=0, help="0: as listed; 1, 2, ...: other rules and sizes")
     shards.add_arguments(parser)
@@ -291,27 +295,20 @@ def main() -> None:
     numbers = [10 * given.series + i for i in numbers]
     if given.quick:
         numbers, given.seeds, given.truths, given.out = [1, 6], 2, 1, given.out / "quick"
-    budgets = given.budgets.split(",")
-    further = [[n, s, b] for b in reversed(budgets[1:]) for n in numbers for s in range(given.budget_seeds)]
-    tasks = further + [[n, s, budgets[0]] for n in numbers for s in range(given.seeds)]
+    tasks = [[n, s, given.budget] for s in range(given.first, given.first + given.seeds) for n in numbers]
     methods = ["guess", *learn.ENTRANTS]
     truths = [[n, t, m] for m in reversed(methods) for n in numbers for t in range(given.truths)]
     worths = worths_of(shards.run("advice_unseen_worth", worth, truths, given))
     runs = shards.run("advice_unseen_runs", advice, tasks, given)
-    rows = []
-    for number in numbers:
-        mine = [run for run in runs if run["task"][0] == number and run["task"][2] == budgets[0]]
-        if mine and len(worths.get(number, {})) == len(methods) + 1:
-            rows.append(row_of(number, mine, worths[number]))
-    if len(rows) < len(numbers):
-        print(f"{len(numbers) - len(rows)} federations have no complete results yet")
-        return
+    whole = [n for n in numbers if len(worths.get(n, {})) == len(methods) + 1]
+    rows = [row_of(n, mine, worths[n], "30s") for n in whole if (mine := [run for run in runs if run["task"][0] == n])]
     near, steady = sum(row["within a point"] for row in rows), sum(row["same"] >= 0.8 * given.seeds for row in rows)
-    note = f"within one point of the best: {near} of {len(numbers) * given.seeds}; "
-    note += f"the same in at least 80% of the seeds: {steady} of {len(rows)}; budget {budgets[0]}"
+    note = f"within one point of the best: {near} of {len(runs)}; "
+    note += f"the same in at least 80% of the seeds: {steady} of {len(rows)}; budget 30s"
     report("advice_unseen" if not given.series else f"advice_unseen_{given.series}", rows, note=note)
+    budgets = list(BUDGETS)[: list(BUDGETS).index(given.budget) + 1]
     if len(budgets) > 1:
-        report("advice_budgets", budget_rows(runs, worths))
+        report(f"advice_budgets_{given.series}", budget_rows(runs, worths, budgets))
 
 
 if __name__ == "__main__":

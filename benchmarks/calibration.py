@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 from scipy.special import ndtr
 
+from calibration_more import FURTHER
 from fedscape import Federation, MixtureOfDirichletMultinomials
 from fedscape.simulate import fidelity
 from fedscape.simulate.fidelity import _pools as pools_apart
@@ -406,6 +407,10 @@ def main() -> None:
         + pool_rows(3 * repeats)
         + other_rows(5 * repeats)
     )
+    for further in FURTHER:
+        held, rejected = further(repeats)
+        rows += [_row(what, "interval", values) for what, values in held.items()]
+        rows += [_row(what, "p-value", values) for what, values in rejected.items()]
     off = {row["number"]: row["standard errors off"] * (1 if row["kind"] == "interval" else -1) for row in rows}
     wrong, safe = ([name for name, far in off.items() if sign * far > 3] for sign in (-1, 1))
     note = f"more than three standard errors off, on the wrong side: {', '.join(wrong) or 'none'}"

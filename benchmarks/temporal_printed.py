@@ -45,10 +45,15 @@ def accuracies(rows: list[dict[str, Any]], table: str) -> dict[tuple[str, str], 
     return found_
 
 
+def by_power(shift: str) -> tuple[float, str]:
+    """Order of "linear p=0.5": by p, then by curve; "no shift" comes first."""
+    return (float(shift.split("p=")[1]) if "p=" in shift else 0.0), shift
+
+
 def compared(rows: list[dict[str, Any]], table: str) -> list[dict[str, Any]]:
     """Accuracy with the right branches in brackets, and the paired difference to vanilla, by shift."""
     cells = accuracies(rows, table)
-    shifts = list(dict.fromkeys(shift for shift, _ in cells))
+    shifts = sorted({shift for shift, _ in cells}, key=by_power)
     lines = []
     for shift in shifts:
         base = cells.get((shift, "vanilla"), {})
@@ -157,7 +162,7 @@ def branch_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return f"{np.mean(both):+.1f} ± {half_width(both):.1f}" if len(both) > 1 else ""
 
     lines = []
-    for shift in dict.fromkeys(shift for shift, method in cells if "single" in method):
+    for shift in sorted({shift for shift, method in cells if "single" in method}, key=by_power):
         still = shift == "no shift"
         two, one = (
             values(shift, "no-shift" if still else "vanilla"),

@@ -105,7 +105,8 @@ def _drawn(figure: Any, result: Mapping[str, Any]) -> None:
         "accuracy on held-out rows, 95% intervals of each\nalone (in the report they are simultaneous)", fontsize=10
     )
     verdict = next(item["answer"] for item in result["advise"] if item["question"] == "Which method?")
-    right.set_title(f"Which method? {verdict}", fontsize=14, loc="left")
+    advised = verdict.partition(", tied")[0]  # all tied with it would not fit
+    right.set_title(f"Which method? {advised}", fontsize=14, loc="left")
     for axes in (left, right):
         axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(ROOT / "docs" / "images" / "front.png", dpi=120)

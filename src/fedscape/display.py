@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -27,6 +28,16 @@ def table(title: str, rows: Sequence[Mapping[str, Any]], *, note: str = "") -> s
     after = f"<p>{escape(note)}</p>" if note else ""
     body = f"<thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody>"
     return f"<table><caption>{escape(title)}</caption>{body}</table>{after}"
+
+
+def decimals(values: Iterable[float | None], *, least: int = 3) -> int:
+    """Decimals that show two digits of the largest of these numbers: three to six.
+
+    >>> decimals([0.133, 0.157]), decimals([0.00034, 0.00058, None]), decimals([0.0])
+    (3, 5, 3)
+    """
+    largest = max((abs(value) for value in values if value), default=1.0)
+    return max(least, min(1 - math.floor(math.log10(largest)), 6))
 
 
 def _cell(value: Any) -> str:

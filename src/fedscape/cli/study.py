@@ -36,6 +36,7 @@ from fedscape.cli.options import (
     say_reading,
 )
 from fedscape.cli.show import pairs, show, table
+from fedscape.display import decimals
 from fedscape.errors import DataError, PrivacyError, plural
 from fedscape.formats.kinds import LABELS
 
@@ -304,11 +305,16 @@ def summary(result: Mapping[str, Any]) -> list[str]:
 
 def _measured(measured: Mapping[str, Any]) -> None:
     shown = {"labels": "labels", "features": "features", "quantity": "sizes (Gini)"}
-    rows = [[title, *_numbers(measured[name])] for name, title in shown.items() if "value" in measured.get(name, {})]
+    rows = [[title, *_few(measured[name])] for name, title in shown.items() if "value" in measured.get(name, {})]
     by_labels = measured.get("features", {}).get("by_labels", {})
     if "value" in by_labels:
-        rows.insert(2, ["features, part explained by labels", *_numbers(by_labels)])
+        rows.insert(2, ["features, part explained by labels", *_few(by_labels)])
     table("how much clients differ (0: alike, 1: nothing in common)", ["in", "value", "95% interval"], rows)
+
+
+def _few(about: Mapping[str, Any]) -> list[str]:
+    """A number and its interval, to two digits where they are small."""
+    return _numbers(about, decimals([about["value"]]))
 
 
 def _numbers(about: Mapping[str, Any], digits: int = 3) -> list[str]:

@@ -13,7 +13,7 @@ import torch
 from fedscape.core.federation import Federation
 from fedscape.core.random import Key
 from fedscape.learning.batches import Work, groups, work_of
-from fedscape.learning.device import Device
+from fedscape.learning.device import Device, is_same_memory
 from fedscape.learning.layers import Centre
 from fedscape.learning.local import LocalSGD
 from fedscape.learning.loop import (
@@ -90,9 +90,9 @@ class Trainer(Device):
         self._prefetched = (clients, key, draws and draws.whose, drawn)
 
     def works(self, clients: Federation, key: Key, draws: Draws | None = None) -> Works:
-        """Positions and work of groups of clients, prefetched or drawn now."""
+        """Positions and work of groups of clients, prefetched (also if what they keep was added since) or drawn now."""
         ready, self._prefetched = self._prefetched, None
-        if ready is not None and ready[0] is clients and ready[1:3] == (key, draws and draws.whose):
+        if ready is not None and _same_rows(ready[0], clients) and ready[1:3] == (key, draws and draws.whose):
             yield from ready[3]
             return
         yield from (self._drawn if draws is None else draws.draw)(clients, key)
@@ -147,6 +147,10 @@ class Trainer(Device):
     def descend(self, local: LocalSGD, steps: Steps) -> None:
         """Make the steps of one client."""
         descend(local, steps)
+
+
+def _same_rows(one: Federation, other: Federation) -> bool:
+    return one.columns is other.columns and is_same_memory(one.offsets, other.offsets)
 
 
 _TRAINERS: weakref.WeakKeyDictionary[LocalSGD, Trainer] = weakref.WeakKeyDictionary()

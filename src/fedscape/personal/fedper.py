@@ -18,7 +18,7 @@ from fedscape.errors import DataError
 from fedscape.learning.evaluation import valid_rows
 from fedscape.learning.layers import Centre, initialised
 from fedscape.learning.local import LocalSGD, check_local
-from fedscape.learning.trainer import trainer_of
+from fedscape.learning.trainer import Trainer, trainer_of
 from fedscape.personal.fedem import small_example
 from fedscape.personal.shared import (
     check_own,
@@ -90,6 +90,11 @@ class FedPer(Computation):
     def block_clients(self) -> int:  # type: ignore[override]  # it depends on the model
         """Number of clients trained side by side."""
         return trainer_of(self.local).chunk
+
+    @property
+    def trainer(self) -> Trainer:
+        """The trainer of the device, which may prefetch."""
+        return trainer_of(self.training)
 
     def start(self, seed: int) -> Arrays:
         model = self.local.model if self.initial == "given" else initialised(self.local.model, seed)

@@ -17,7 +17,7 @@ from fedscape.learning.fedavg import FedAvg
 from fedscape.learning.layers import initialised
 from fedscape.learning.local import LocalSGD, check_local
 from fedscape.learning.server import Mean, Rule
-from fedscape.learning.trainer import trainer_of
+from fedscape.learning.trainer import Trainer, trainer_of
 from fedscape.personal.fedem import small_example
 from fedscape.personal.shared import (
     COMMON_MODEL,
@@ -69,6 +69,11 @@ class LocalOnly(Computation):
     def block_clients(self) -> int:  # type: ignore[override]  # it depends on the model
         """Number of clients trained side by side."""
         return trainer_of(self.local).chunk
+
+    @property
+    def trainer(self) -> Trainer:
+        """The trainer of the device, which may prefetch."""
+        return trainer_of(self.local)
 
     @property
     def newcomers(self) -> str | None:
@@ -148,6 +153,11 @@ class Ditto(FedAvg):
         if not 0 <= check_number("strength", strength) < np.inf:
             raise DataError(f"strength must be a number of at least 0, not {strength}")
 
+    @property
+    def trainer(self) -> Trainer:
+        """The trainer of the device, which may prefetch."""
+        return trainer_of(self.local)
+
     def step(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:
         return super().step(state, clients, key)[0], self.adapt(state, clients, key)
 
@@ -223,6 +233,11 @@ class PFedMe(FedAvg):
         check_whole("repeats", repeats, least=1)
         if not 0 <= check_number("strength", strength) < np.inf or not 0 < check_number("pull", pull) <= 1:
             raise DataError(f"strength must be at least 0, pull above 0 and at most 1: {strength}, {pull}")
+
+    @property
+    def trainer(self) -> Trainer | None:
+        """The trainer of the device, which knows the batches of the next round if it makes one training."""
+        return trainer_of(self.local) if self.repeats == 1 else None
 
     def _solve(self, state: Arrays, clients: Federation, key: Key) -> tuple[Tensors, Tensors]:
         """Each client's copy w of the common model, and its own theta."""

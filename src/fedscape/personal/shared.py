@@ -335,11 +335,9 @@ def moved_alone(
     moves = {
         n: p.new_zeros(p.shape[1:], dtype=torch.float64) if n in sums else p.new_zeros(p.shape) for n, p in own.items()
     }
-    data = trainer.data(clients)
-    for positions in groups(clients.sizes, local.timing, most=trainer.chunk):
+    for positions, work in trainer.works(clients, key):
         where = trainer.sent(positions)
         starts = {n: p[:1] if p.stride(0) == 0 else p[where] for n, p in own.items()}
-        work = work_of(local, data, clients, positions, key)
         count = None if weights is None else weights[positions]
         moved = train(local, starts, work, rates, anchor, still=still, centre=centre, weights=count, each=each)
         for n, values in moved.items():

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from fedscape.display import decimals
 from fedscape.report import figures as draw
 from fedscape.report.parts import card, legend_of_reference, reference_of, table_of
 from fedscape.report.words import About, number, percent, safe
@@ -122,10 +124,11 @@ def measure(result: Result) -> tuple[str, str, str]:
     cards = []
     if rows:
         low, high = draw.span([r["about"] for r in rows] + [r["reference"] for r in rows if r["reference"]], 0.0)
+        show = partial(number, digits=decimals([high]))
         cards.append(
             card(
                 "How far clients are apart",
-                legend + draw.forest(rows, low=low, high=high, marks=(0.0,)),
+                legend + draw.forest(rows, low=low, high=high, marks=(0.0,), show=show),
                 _skew_reading(about),
                 path="measure",
                 anchor="apart",

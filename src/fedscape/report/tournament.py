@@ -121,11 +121,12 @@ def learn(result: Result) -> tuple[str, str, str] | None:
     order = sorted(named, key=lambda row: -(row["accuracy"]["value"] or 0))
     what = "site" if learn["sites"] else "client"
     by_kind = _kinds_card(result, learn)
+    longest = max(row.get("rounds") or 0 for row in learn["true"])
     content = (
-        f"<h2>Learn</h2><p>A short tournament: {of_stages(learn, what)} It has {plural(learn['rounds'], 'round')}, "
+        f"<h2>Learn</h2><p>A short tournament: {of_stages(learn, what)} It has {plural(learn['rounds'], 'round')}"
+        f"{', more for methods that climb' if longest > learn['rounds'] else ''}, "
         f"{plural(learn['seeds'], 'repeat')} with other rows held out, {safe(learn['model'])}, each method at its own "
-        f"learning rate. It ranks methods on these data; with a larger "
-        f"model and more rounds all are more accurate.</p><div class='grid'>"
+        f"learning rate. It ranks methods on these data, with this model.</p><div class='grid'>"
         f"{_accuracy_card(result, order, predicted)}{_sites_card(result, learn)}"
         f"{_gains_card(result, order, alone=not by_kind)}{by_kind}"
         f"{_methods_table(result, order, predicted)}{_cohorts_card(result, learn)}{_costs_card(result, learn)}"
@@ -300,14 +301,15 @@ def _methods_table(result: Result, order: Sequence[About], predicted: Mapping[st
                 (r["worst"]["seen"], percent(r["worst"]["seen"])),
                 (guess["value"], percent(guess["value"])),
                 (r.get("lr"), NONE if r.get("lr") is None else f"{r['lr']:g}"),
+                (r.get("rounds"), NONE if r.get("rounds") is None else str(r["rounds"])),
                 (r["seeds"], NONE if r["seeds"] is None else f"{100 * r['seeds']:.1f}"),
             ]
         )
     sites = result["learn"]["sites"]
     worst = "worst site" if sites else "worst tenth"
-    names = ["method", "accuracy", "gain, points", worst, "its 95% interval", "as seen", "predicted", "rate"]
+    names = ["method", "accuracy", "gain, points", worst, "its 95% interval", "as seen", "predicted", "rate", "rounds"]
     names.append("repeats, ± points")
-    table = table_of(names, rows, sorts=True, numbers=(1, 2, 3, 4, 5, 6, 7, 8), name="methods", label="Methods")
+    table = table_of(names, rows, sorts=True, numbers=(1, 2, 3, 4, 5, 6, 7, 8, 9), name="methods", label="Methods")
     low = min((r for r in order if not r["baseline"]), key=lambda r: r["worst"]["value"] or 0)
     about = f"does worst under {low['called']}: {percent(low['worst']['value'])}"
     reading = f"Click a heading to sort. The worst site {about}; intervals are simultaneous over the sites."

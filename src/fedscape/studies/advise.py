@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+from fedscape.display import decimals
 from fedscape.methods import METHODS
 from fedscape.studies.answers import ENDS, WORTH_IT, Item, answer_item, percent, points, verdict
+from fedscape.studies.budget import BUDGETS
 from fedscape.studies.choose import WORTH
 from fedscape.studies.intervals import FEW
 
 #: Assumed device, a plain phone: multiply-adds per second, bytes per second up and down.
 DEVICE = {"operations": 1e9, "up": 1e6, "down": 4e6}
 
+_LARGEST = list(BUDGETS)[-1]
 _STEADY = 0.8  # share of redraws with the same advice, below which agreement with it says little
 
 
@@ -72,9 +75,11 @@ def _of_two(about: dict[str, Any]) -> dict[str, Any]:
 
 
 def _heterogeneity(name: str, about: dict[str, Any]) -> str:
+    digits = decimals(about[end] for end in ("value", *ENDS))
+    text = f"heterogeneity of {name} {about['value']:z.{digits}f}"
     if about["low"] is None or about["high"] is None:
-        return f"heterogeneity of {name} {about['value']:z.3f}, from two clients: no interval"
-    return f"heterogeneity of {name} {about['value']:z.3f} [{about['low']:.3f}, {about['high']:.3f}]"
+        return f"{text}, from two clients: no interval"
+    return f"{text} [{about['low']:.{digits}f}, {about['high']:.{digits}f}]"
 
 
 def _in_plain_words(labels: dict[str, Any]) -> str:
@@ -111,7 +116,7 @@ def _method(learn: dict[str, Any], best: Item | None) -> Item:
     if best is None:
         text = (
             f"None: no method is shown to beat guessing. {lead} over '{over['baseline']}', which needs no training, "
-            f"where the interval would have to lie above 0{unsettled(learn)}. {held}"
+            f"where the interval would have to lie above 0{unsettled(learn)}.{climbing_text(learn)} {held}"
         )
         return answer_item(question, "none", text, over)
     others = [_called(learn, name) for name in learn["tied"] if name != best["method"]]
@@ -128,7 +133,20 @@ def _method(learn: dict[str, Any], best: Item | None) -> Item:
         text += (
             f" The simplest method that is not shown to be a point or more behind is {simplest['called']}, {behind}."
         )
-    return answer_item(question, answer, f"{text} {held}", best["together"])
+    return answer_item(question, answer, f"{text}{climbing_text(learn)} {held}", best["together"])
+
+
+def climbing_text(learn: dict[str, Any]) -> str:
+    """Name the methods that may still overtake by climbing on, each with what its last rounds brought."""
+    rounds = {row["method"]: row.get("rounds") for row in learn["true"]}
+    which = [
+        f"{_called(learn, name)} ({100 * brought:+.1f} points in the second half of its {rounds[name]} rounds)"
+        for name, brought in learn.get("climbing", {}).items()
+    ]
+    if not which:
+        return ""
+    more = "a larger --budget trains longer" if learn["budget"] != _LARGEST else "so do more --rounds"
+    return f" Still climbing, so that more rounds may change the advice: {listed_names(which)}; {more}."
 
 
 def tied_text(learn: dict[str, Any], others: list[str]) -> str:
@@ -173,6 +191,8 @@ def settled_by(learn: dict[str, Any]) -> str:
     """Say what would give a clearer answer."""
     if learn["capped"]:
         return "; a larger --budget uses more of the clients and rows"
+    if learn.get("climbing"):
+        return "; only more clients, rows or rounds would tell"
     return "; only more clients or rows would tell"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fedscape.errors import DataError
 
@@ -15,6 +15,7 @@ class Limits:
     rows: int
     rounds: int
     repeats: int
+    longest: int = 0  # rounds of a method that climbs, at least `rounds`
 
 
 @dataclass(frozen=True)
@@ -30,10 +31,10 @@ class Budget:
 
 
 _LADDER = (  # a larger budget begins with the stages of a smaller one, and never undoes what these have shown
-    Limits(clients=60, rows=12_000, rounds=20, repeats=4),
-    Limits(clients=240, rows=12_000, rounds=20, repeats=4),
-    Limits(clients=1_000, rows=48_000, rounds=20, repeats=4),
-    Limits(clients=10_000, rows=240_000, rounds=40, repeats=8),
+    Limits(clients=60, rows=12_000, rounds=20, repeats=4, longest=20),
+    Limits(clients=240, rows=12_000, rounds=20, repeats=4, longest=80),
+    Limits(clients=1_000, rows=48_000, rounds=20, repeats=4, longest=160),
+    Limits(clients=10_000, rows=240_000, rounds=40, repeats=8, longest=320),
 )
 BUDGETS = {name: Budget(name, _LADDER[:n]) for name, n in (("30s", 2), ("2min", 3), ("20min", 4))}
 DEFAULT = "30s"
@@ -44,7 +45,7 @@ def budget_of(name: str, *, rounds: int | None = None, repeats: int | None = Non
     """Look up a budget, with other rounds or repeats in every stage if passed.
 
     >>> budget_of("30s", rounds=5).stages[0]
-    Limits(clients=60, rows=12000, rounds=5, repeats=4)
+    Limits(clients=60, rows=12000, rounds=5, repeats=4, longest=5)
     """
     if name not in BUDGETS:
         raise DataError(f"budget must be one of {', '.join(BUDGETS)}, not {name!r}")
@@ -55,7 +56,12 @@ def budget_of(name: str, *, rounds: int | None = None, repeats: int | None = Non
     return Budget(
         name,
         tuple(
-            Limits(limits.clients, limits.rows, rounds or limits.rounds, repeats or limits.repeats)
+            replace(
+                limits,
+                rounds=rounds or limits.rounds,
+                repeats=repeats or limits.repeats,
+                longest=rounds or limits.longest,
+            )
             for limits in BUDGETS[name].stages
         ),
     )

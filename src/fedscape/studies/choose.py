@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fedscape.core.random import Key
 from fedscape.studies.intervals import Interval
 from fedscape.studies.judged import Judged
-from fedscape.studies.tournament import ENTRANTS
+from fedscape.studies.tournament import ENTRANTS, Tuned, typical
 
 WORTH = 0.01  # a point of accuracy: less is not worth a more complicated method
 NEAR = WORTH / 2  # an estimate this near to the best is most likely within a point of it
@@ -64,13 +65,22 @@ def _near(loss: Interval) -> bool:
     return bool(loss["value"] < NEAR or (loss["high"] is not None and loss["high"] <= WORTH))
 
 
-def may_lead(judged: Judged, name: str, choice: Choice, *, order: tuple[str, ...] = ORDER) -> bool:
-    """Whether a method may still be more than a point better than the advice (where none is advised: than guessing)."""
+def climbing(settings: Sequence[Tuned]) -> float:
+    """What as many rounds more may bring: what the second half brought, or 0 if it was less than half a point."""
+    climbs = typical(settings).climbs
+    return climbs if climbs >= NEAR else 0.0
+
+
+def may_lead(judged: Judged, name: str, choice: Choice, *, order: tuple[str, ...] = ORDER, climbs: float = 0.0) -> bool:
+    """Whether a method may still be more than a point better than the advice (where none is advised: than guessing).
+
+    `climbs` is what the method may gain by as many rounds more as it had.
+    """
     mine = choice.baseline if choice.advised is None else choice.advised
     if mine not in judged.hits:
         return True
     high = judged.difference(name, mine, comparisons=len(order) - 1)["high"]
-    return name != mine and (high is None or high > WORTH)
+    return name != mine and (high is None or high + climbs > WORTH)
 
 
 def _worth(gain: Interval) -> bool:

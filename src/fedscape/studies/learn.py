@@ -18,7 +18,7 @@ from fedscape.simulate import FromMixture
 from fedscape.studies import tournament as learning
 from fedscape.studies.advise import DEVICE
 from fedscape.studies.budget import Budget, Limits
-from fedscape.studies.choose import Choice, choose, stability
+from fedscape.studies.choose import Choice, choose, climbing, stability
 from fedscape.studies.explain import watched
 from fedscape.studies.fidelity import clients_of
 from fedscape.studies.intervals import FEW, around, plain
@@ -28,6 +28,7 @@ from fedscape.studies.sites import are_sites, joining
 from fedscape.studies.staged import Stage, about_stage, fewer_rows, left_out, notes_of, staged, tied
 from fedscape.studies.stages import Stages
 from fedscape.studies.standing import standing
+from fedscape.studies.tournament import Tuned
 from fedscape.types import Array
 
 _LEAST_LEARNERS = 4
@@ -71,20 +72,22 @@ def learn(
     most = sum(limits.repeats for limits in budget.stages) + guessed.repeats
     say = progress.inside("learn", len(names) * most + 4 * guessed.repeats + 1)
 
-    def play(clients: Federation, limits: Limits, those: tuple[str, ...]) -> tuple[Judged, dict[str, list[float]]]:
+    memory: learning.Memory = {}
+
+    def play(clients: Federation, limits: Limits, those: dict[str, int]) -> tuple[Judged, dict[str, list[Tuned]]]:
         return learning.tournament(
-            clients, limits, seed=seed, sites=few, methods=[name for name in names if name in those],
-            say=lambda what: say(f"true clients: {what}"),
+            clients, limits, seed=seed, sites=few, methods={name: those[name] for name in names if name in those},
+            memory=memory, say=lambda what: say(f"true clients: {what}"),
         )  # fmt: skip
 
-    played = staged(rows, budget, play, order=order, common="fedavg", seed=seed)
+    played = staged(rows, budget, play, order=order, common="fedavg", seed=seed, climbs=climbing)
     first, last = played[0], played[-1]
     notes += notes_of(rows, played)
     true, judged, choice, limits = last.rows, last.judged, last.choice, last.limits
-    rates = learning.typical({name: used for stage in played for name, used in stage.used.items()})
+    settings = {name: learning.typical(used) for stage in played for name, used in stage.used.items()}
     simulated = _simulated(rows, mixture, len(first.who), guessed, seed)
     predicted, _ = learning.tournament(
-        simulated, guessed, seed=seed, sites=few, rates=rates, methods=names,
+        simulated, guessed, seed=seed, sites=few, settings=settings, methods=names,
         say=lambda what: say(f"simulated clients: {what}"),
     )  # fmt: skip
     section: dict[str, Any] = {
@@ -100,7 +103,7 @@ def learn(
         "model": f"linear, {rows['x'].shape[1]} inputs"
         + (" (leading directions)" if data.width > learning.DIRECTIONS else ""),
         "inputs": int(rows["x"].shape[1]),
-        "true": _standings(played, names, rates, seed),
+        "true": _standings(played, names, settings, seed),
         "simulated": standing(predicted, seed=seed),
         "advised": choice.advised,
         "best": choice.best,
@@ -108,12 +111,15 @@ def learn(
         "simplest": choice.simplest,
         "over": {**choice.over, "method": choice.best, "baseline": BASELINES[choice.baseline]},
         "stability": stability(judged, choice, order=order, seed=seed),
-        "cohorts": learning.cohorts(true, limits, lr=rates["fedavg"], seed=seed, sites=few, say=say),
-        "costs": _costs(learning.held_out(true, repeat=0, seed=seed), rates["fedavg"], seed, names),
+        "climbing": last.climbing,
+        "cohorts": learning.cohorts(true, limits, lr=settings["fedavg"].rate, seed=seed, sites=few, say=say),
+        "costs": _costs(learning.held_out(true, repeat=0, seed=seed), settings["fedavg"].rate, seed, names),
     }
     for cost in section["costs"]:
-        if METHODS[cost["method"]].family == "tabular":
-            cost["rounds"] = rounds_for(cost["method"], limits.rounds)
+        name = cost["method"]
+        cost["rounds"] = settings[name].rounds
+        if METHODS[name].family == "tabular":
+            cost["rounds"] = rounds_for(name, settings[name].rounds)
     section |= _beside(section, judged, choice, choose(predicted, order=order), shares[last.who], order)
     if few:
         section["joining"] = _joining(judged, _federated(judged, order), last.who, data, show_clients)
@@ -121,13 +127,15 @@ def learn(
 
 
 def _standings(
-    played: Sequence[Stage[Judged]], names: Sequence[str], rates: dict[str, float], seed: int
+    played: Sequence[Stage[Judged]], names: Sequence[str], settings: dict[str, Tuned], seed: int
 ) -> list[dict[str, Any]]:
     """The table of the last stage, with the methods that left the tournament as they stood then."""
     table: dict[str, dict[str, Any]] = {}
     for stage in played:
         for row in standing(stage.judged, seed=seed, entered=len(names)):
-            row["lr"] = None if row["method"] == "glm" else rates.get(row["method"])
+            mine = settings.get(row["method"])
+            row["lr"] = None if mine is None or row["method"] == "glm" else mine.rate
+            row["rounds"] = None if mine is None or row["method"] == "glm" else mine.rounds
             row["behind"] = stage.judged.difference(stage.choice.best, row["method"], comparisons=len(names) - 1)
             row["clients"] = len(stage.who)
             table[row["method"]] = row

@@ -100,26 +100,29 @@ def sequences(data: Prepared, *, seed: int) -> dict[str, Any] | None:
     name = next((n for n in data.features if n in table and is_text(table, n, column)), None)
     if name is None:
         return None
-    letters = len(table.names[column])
     every = int(np.ceil(table.n_rows / _MOST_ROWS))
     some = table.where(np.arange(table.n_rows) % every == 0) if every > 1 else table
     held = Key(seed, purpose="characters held out").uniform_rows(some) < 0.25
-    bits = foretold(some, name, column, letters, held)
-    used = np.bincount(table[column][table[column] >= 0], minlength=letters) > 0
+    used = np.unique(table[column][table[column] >= 0])
+    came = np.where(some[column] >= 0, np.searchsorted(used, some[column]), -1)
+    bits = foretold(some, name, came, len(used), held)
     return plain(  # type: ignore[no-any-return]
         {
             "column": name,
             "context": int(table[name].shape[1]),
-            "letters": int(used.sum()),
+            "letters": len(used),
             "rows": some.n_rows,
             "models": [{"called": called, "bits": mean_interval(each, least=0.0)} for called, each in bits.items()],
         }
     )
 
 
-def foretold(rows: Federation, name: str, column: str, letters: int, held: Array) -> dict[str, Array]:
-    """Bits per character of each model, [clients]: the mean of -log2 of what it gave the character that came."""
-    owner, came = rows.client_of_row, rows[column].astype(np.int64)
+def foretold(rows: Federation, name: str, came: Array, letters: int, held: Array) -> dict[str, Array]:
+    """Bits per character of each model, [clients]: the mean of -log2 of what it gave the character that came.
+
+    `came` are codes below `letters`, -1 where there is none.
+    """
+    owner = rows.client_of_row
     last, before = (rows[name][:, -k].astype(np.int64) for k in (1, 2))
     training = ~held & (came >= 0)
     test = held & (came >= 0)
@@ -129,7 +132,7 @@ def foretold(rows: Federation, name: str, column: str, letters: int, held: Array
     contexts = {
         "the client's own habits": owner,
         "the character before": last,
-        "the two before": last + letters * before,
+        "the two before": last + (int(last.max(initial=0)) + 1) * before,
     }
     shorter_of = {"the two before": "the character before"}
     for called, context in contexts.items():

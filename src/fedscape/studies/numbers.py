@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from statistics import median_high
 from typing import Any
 
 import numpy as np
@@ -46,8 +47,8 @@ def numbers(
     few = are_sites(len(data.counts), sites)
     say = progress.inside("learn", len(ORDER) * sum(limits.repeats for limits in budget.stages) + 1)
 
-    def play(clients: Federation, limits: Limits, those: tuple[str, ...]) -> tuple[JudgedNumbers, Settings]:
-        return tournament(clients, limits, seed=seed, sites=few, methods=those, say=say)
+    def play(clients: Federation, limits: Limits, those: dict[str, int]) -> tuple[JudgedNumbers, Settings]:
+        return tournament(clients, limits, seed=seed, sites=few, methods=tuple(those), say=say)
 
     played = staged(rows, budget, play, order=ORDER, common=COMMON, seed=seed)
     last = played[-1]
@@ -156,7 +157,7 @@ def standing(stage: Stage[JudgedNumbers], *, seed: int) -> list[dict[str, Any]]:
             "gain": None,
             "over": None if name in MEANS else judged.difference(name, base, comparisons=len(ORDER)),
             "behind": judged.difference(stage.choice.best, name, comparisons=len(ORDER) - 1),
-            "setting": learning.typical(used)[name] if name in used else None,
+            "setting": median_high(used[name]) if name in used else None,
             "clients": len(stage.who),
         }
         if name in ORDER and name != COMMON:

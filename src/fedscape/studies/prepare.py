@@ -23,6 +23,7 @@ MOST_CATEGORIES = 100
 MOST_ROWS = 200_000
 _CONTEXT = 3  # characters of a text before the one to predict
 _CELLS = 8
+_BLANKS = {"": "(empty)", " ": "(space)", "\n": "(line break)", "\t": "(tab)"}
 OTHER = "(all other)"  # name of the merged categories
 
 
@@ -130,6 +131,7 @@ def prepare(
     if target is None:
         return _without_labels(federation, reading, notes, seed, further)
     codes, labels, ordered = categories_of(federation, target, notes, reading[target], declared)
+    labels = [_visible(label) for label in labels]
     labelled = federation.select([]).where(codes >= 0)
     clients = labelled.with_column("y", codes[codes >= 0].astype(np.int32), names=labels)
     frequent, labels = _rare_together(np.bincount(clients["y"], minlength=len(labels)), labels, notes)
@@ -148,6 +150,11 @@ def prepare(
     else:
         notes.append("There is no column of features: how features differ and training are left out.")
     return Prepared(federation, table, counts, tuple(labels), target, True, used, tuple(notes), reading, ordered, apart)
+
+
+def _visible(name: str) -> str:
+    """The name of a category, in words where it is a blank."""
+    return name if name.strip() else _BLANKS.get(name, repr(name))
 
 
 def single_rows(counts: Array) -> str | None:

@@ -35,6 +35,7 @@ class Standing(TypedDict):
     behind: NotRequired[Interval]
     better: NotRequired[float]
     lr: NotRequired[float | None]
+    rounds: NotRequired[int | None]
     seeds: float | None
     clients: NotRequired[int]  # of the last stage that the method was in
 
@@ -79,7 +80,7 @@ class Cost(TypedDict):
     summed: list[str]
     revealed: list[str]
     kept: list[str]
-    rounds: NotRequired[int]  # of a method that takes other rounds than the tournament
+    rounds: NotRequired[int]
 
 
 class ByKind(Interval):
@@ -170,6 +171,7 @@ class Learn(TypedDict):
     simplest: str | None
     over: Lead
     stability: Stability
+    climbing: NotRequired[dict[str, float]]  # methods that may overtake by climbing on: what their last rounds brought
     joining: NotRequired[Joining]
     cohorts: list[Cohort]
     costs: list[Cost]

@@ -16,8 +16,10 @@ from fedscape.studies.judged import Judged
 from fedscape.types import Array
 
 J = TypeVar("J", bound=Judged)
-#: Has the methods named compete on these rows: what they are judged by, and the rates or settings that they had.
-Play = Callable[[Federation, Limits, tuple[str, ...]], tuple[J, dict[str, list[float]]]]
+#: Has methods compete on these rows, each for its rounds: what they are judged by, and the settings that they had.
+Play = Callable[[Federation, Limits, dict[str, int]], tuple[J, dict[str, list[Any]]]]
+#: What a method may gain by as many rounds more, of its settings in the repeats.
+Climbs = Callable[[list[Any]], float]
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,9 +30,10 @@ class Stage(Generic[J]):
     who: Array
     rows: Federation
     judged: J
-    used: dict[str, list[float]]
+    used: dict[str, list[Any]]
     choice: Choice
     rivals: tuple[str, ...]  # methods that may still be a point better than the advice
+    climbing: dict[str, float]  # those of them that still climb: what their last doubling of rounds brought
 
     @property
     def settled(self) -> bool:
@@ -38,29 +41,46 @@ class Stage(Generic[J]):
 
 
 def staged(
-    rows: Federation, budget: Budget, play: Play[J], *, order: tuple[str, ...], common: str, seed: int
+    rows: Federation,
+    budget: Budget,
+    play: Play[J],
+    *,
+    order: tuple[str, ...],
+    common: str,
+    seed: int,
+    climbs: Climbs = lambda _: 0.0,
 ) -> list[Stage[J]]:
     """Play the stages of a budget until the advice is settled or nothing is left to use.
 
     Every stage has the clients and rows of the one before. A method leaves if it is shown to be a point or more behind
     the most accurate one, or to be at most a point ahead of the one advised; training alone, the common method and the
-    advised one stay. One of the second sort comes back if other advice takes the place of what it was compared with.
-    So a larger budget begins as a smaller one does. If that settled the advice it is the same.
+    advised one stay. So does one that climbs and might catch up by climbing on. A method that climbs has four times the
+    rounds in the next stage, if that allows it. One of the second sort comes back if other advice takes the place of
+    what it was compared with. So a larger budget begins as a smaller one does. If that settled the advice it is the
+    same.
     """
     played: list[Stage[J]] = []
-    names = order
+    names, upward, had = order, dict.fromkeys(order, 0.0), dict.fromkeys(order, 0)
     for limits in budget.stages:
         each = max(ROWS_EACH, int(played[-1].rows.sizes.max())) if played else ROWS_EACH
         who = clients_of_stage(rows, limits, each=each, seed=seed)
         mine = fewer_rows(rows.take(who), most=limits.rows, seed=seed)
         if played and not _more(played[-1], mine, limits):
             continue
-        judged, used = play(mine, limits, names)
+        for m in names:
+            had[m] = max(limits.rounds, min(4 * had[m], limits.longest) if upward[m] else had[m])
+        judged, used = play(mine, limits, {m: had[m] for m in names})
         choice = choose(judged, order=order, common=common)
         last = {name: (stage.judged, stage.choice) for stage in played for name in stage.used}
         last |= dict.fromkeys(used, (judged, choice))
-        left = tuple(m for m in order if m in last[m][1].tied and may_lead(last[m][0], m, choice, order=order))
-        played.append(Stage(limits, who, mine, judged, used, choice, left))
+        upward |= {m: climbs(settings) for m, settings in used.items()}
+        left = tuple(
+            m
+            for m in order
+            if (m in last[m][1].tied or upward[m] > 0)
+            and may_lead(last[m][0], m, choice, order=order, climbs=upward[m])
+        )
+        played.append(Stage(limits, who, mine, judged, used, choice, left, {m: upward[m] for m in left if upward[m]}))
         if not left:
             break
         names = tuple(name for name in order if name in ("local", common, choice.advised, *left))
@@ -76,7 +96,8 @@ def tied(played: Sequence[Stage[J]], order: tuple[str, ...]) -> list[str]:
 def _more(before: Stage[J], rows: Federation, limits: Limits) -> bool:
     """Whether a stage would use more than the one before."""
     then = before.limits
-    return rows.n_rows > before.rows.n_rows or limits.rounds > then.rounds or limits.repeats > then.repeats
+    longer = limits.rounds > then.rounds or (before.climbing and limits.longest > then.longest)
+    return bool(rows.n_rows > before.rows.n_rows or longer or limits.repeats > then.repeats)
 
 
 def clients_of_stage(rows: Federation, limits: Limits, *, each: int, seed: int) -> Array:

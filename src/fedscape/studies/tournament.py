@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from statistics import fmean, median_high
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from fedscape.core.federation import Federation
 from fedscape.core.random import Key
+from fedscape.core.rounds import rounds
 from fedscape.core.sampling import FixedSize
 from fedscape.errors import DataError
-from fedscape.methods import METHODS, Columns, Options, find, train
+from fedscape.methods import METHODS, Columns, Course, Options, find, train
 from fedscape.methods.tabular import DEPTH
 from fedscape.statistics.moments import Moments
 from fedscape.studies.budget import Limits
@@ -45,6 +47,7 @@ _FOLDS = 4
 _RESTARTED = ("ifca", "fedem", "fedgmm")
 
 Say = Callable[[str], None]
+Memory = dict[tuple[Any, ...], Any]  # rates and hits by method, repeat, rounds, clients and rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +56,14 @@ class Clients:
 
     train: Federation
     test: Federation
+
+
+class Tuned(NamedTuple):
+    """The rate and rounds of a method in a repeat, and what the second half of the rounds brought in accuracy."""
+
+    rate: float
+    rounds: int
+    climbs: float = 0.0
 
 
 def entrants(methods: Sequence[str] | None = None, *, table: bool = False) -> tuple[str, ...]:
@@ -209,14 +220,27 @@ def climbed(rates: Sequence[float], score: Callable[[float], float]) -> dict[flo
 
 def trained(method: str, clients: Federation, *, lr: float, seed: int, n_rounds: int) -> Personalised | TabularModel:
     """Train a method for all its rounds; trees grow one tree per round of the others, a GLM converges."""
-    if method == "trees":
-        options = Options(trees=n_rounds, learning_rate=lr)
-        return train(method, tree_columns(clients), clients, n_rounds=n_rounds * DEPTH, seed=seed, options=options)
     if method == "glm":
         return train(method, Columns(), clients, n_rounds=100, seed=seed, options=Options(l2=lr))
-    local = way(clients, seed=seed, lr=lr, method=method)
-    options = Options(column="z", server=rule(method, clients))
-    return train(method, local, clients, n_rounds=n_rounds, seed=seed, finish_rounds=_FINISH, options=options)
+    return next(grown(method, clients, lr=lr, seed=seed, marks=[n_rounds]))
+
+
+def grown(
+    method: str, clients: Federation, *, lr: float, seed: int, marks: Sequence[int]
+) -> Iterator[Personalised | TabularModel]:
+    """Train a method once, and yield its model after each number of rounds: that of a training that ends there."""
+    each, how = 1, Options(column="z", server=rule(method, clients), seed=seed, initial="seed", progress=False)
+    local: Any = None
+    if method == "trees":
+        each, local, how = DEPTH, tree_columns(clients), Options(trees=marks[-1], learning_rate=lr, seed=seed)
+    else:
+        local = way(clients, seed=seed, lr=lr, method=method)
+    course = Course(method, local, clients, how, tune=_FINISH)
+    work = course.computation
+    with rounds(work, course.engine, n_rounds=each * marks[-1], seed=seed, measure=0, allow=work.reveals) as loop:
+        for r in loop:
+            if r.index + 1 in (each * mark for mark in marks):
+                yield course.end(r.state)
 
 
 def tree_columns(rows: Federation) -> Columns:
@@ -246,29 +270,54 @@ def tournament(
     *,
     seed: int,
     say: Say,
-    rates: Mapping[str, float] | None = None,
+    settings: Mapping[str, Tuned] | None = None,
     sites: bool = False,
-    methods: Sequence[str] = ENTRANTS,
-) -> tuple[Judged, dict[str, list[float]]]:
-    """Train every method in every repeat; return its hits and its learning rates, tuned in each repeat or passed."""
+    methods: Sequence[str] | Mapping[str, int] = ENTRANTS,
+    memory: Memory | None = None,
+) -> tuple[Judged, dict[str, list[Tuned]]]:
+    """Train every method in every repeat; return its hits and its settings, tuned in each repeat or passed.
+
+    `methods` may say how many rounds each has, if they are not those of the limits. What the `memory` of a study has of
+    the same rows and rounds is not done again.
+    """
+    memory = {} if memory is None else memory
     hits = {name: np.full((limits.repeats, rows.n_rows), -1, dtype=np.int8) for name in (*methods, *BASELINES)}
-    used: dict[str, list[float]] = {name: [] for name in methods}
+    used: dict[str, list[Tuned]] = {name: [] for name in methods}
     rows = rows.with_column("at", np.arange(rows.n_rows))
+    lengths = methods if isinstance(methods, Mapping) else dict.fromkeys(methods, limits.rounds)
     for repeat in range(limits.repeats):
         clients = held_out(rows, repeat=repeat, seed=seed)
         at, truth = clients.test["at"], clients.test["y"]
-        for name in methods:
+        for name, n_rounds in lengths.items():
             say(METHODS[name].title)
-            lr, start = 0.0 if rates is None else rates[name], seed + repeat
-            if rates is None:
-                lr, start = tuned(name, clients, seed=start, n_rounds=tuning_rounds(name, clients, limits.rounds))
-            used[name].append(lr)
-            model = trained(name, clients.train, lr=lr, seed=start, n_rounds=limits.rounds)
-            hits[name][repeat, at] = model.predict(clients.test) == truth
+            key, start = (name, repeat, limits.rounds, len(rows), rows.n_rows), seed + repeat
+            if settings is not None:
+                lr, n_rounds, _ = settings[name]
+            elif key in memory:
+                lr, start = memory[key]
+            else:
+                tuning = tuning_rounds(name, clients, limits.rounds)
+                lr, start = memory[key] = tuned(name, clients, seed=start, n_rounds=tuning)
+            if (*key, n_rounds) not in memory:
+                memory[*key, n_rounds] = _curve(name, clients, lr=lr, seed=start, n_rounds=n_rounds)
+            hits[name][repeat, at], climbs = memory[*key, n_rounds]
+            used[name].append(Tuned(lr, n_rounds, climbs))
         for name, classes in guesses(clients).items():
             hits[name][repeat, at] = classes == truth
     more = further_variance(_fold_counts(rows, seed), sites=sites, seed=seed)
     return Judged(hits, rows.client_of_row, len(rows), folds_for(rows), sites, more=more), used
+
+
+def _curve(name: str, clients: Clients, *, lr: float, seed: int, n_rounds: int) -> tuple[Array, float]:
+    """The test rows that a method hits, and by how much fewer it hit after half of its rounds, mean over clients."""
+    truth, test = clients.test["y"], clients.test
+    if name == "glm":
+        return trained(name, clients.train, lr=lr, seed=seed, n_rounds=n_rounds).predict(test) == truth, 0.0
+    marks = sorted({max(1, n_rounds // 2), n_rounds})
+    models = grown(name, clients.train, lr=lr, seed=seed, marks=marks)
+    hits = [model.predict(test) == truth for model in models]
+    weight = 1 / test.sizes[test.client_of_row] / max(int((test.sizes > 0).sum()), 1)
+    return hits[-1], float(weight @ (hits[-1].astype(float) - hits[0]))
 
 
 def _fold_counts(rows: Federation, seed: int) -> Array:
@@ -277,20 +326,20 @@ def _fold_counts(rows: Federation, seed: int) -> Array:
     return np.stack([fold.counts("y", max(2, rows.categories("y"))) for fold in folds])
 
 
-def typical(rates: Mapping[str, list[float]]) -> dict[str, float]:
-    """Median learning rate of each method over the repeats.
+def typical(settings: Sequence[Tuned]) -> Tuned:
+    """Median rate and rounds over the repeats, and the mean of what the second half of the rounds brought.
 
-    >>> typical({"fedavg": [0.1, 1.0, 1.0]})
-    {'fedavg': 1.0}
+    >>> typical([Tuned(0.1, 80, 0.25), Tuned(1.0, 80, 0.75), Tuned(1.0, 80, 0.5)])
+    Tuned(rate=1.0, rounds=80, climbs=0.5)
     """
-    return {name: sorted(values)[len(values) // 2] for name, values in rates.items()}
+    rates, lengths, climbs = zip(*settings, strict=True)
+    return Tuned(median_high(rates), median_high(lengths), fmean(climbs))
 
 
 def cohorts(
     rows: Federation, limits: Limits, *, lr: float, seed: int, say: Say, sites: bool = False
 ) -> list[dict[str, Any]]:
     """Run FedAvg with fewer clients per round: accuracy every second round, and the final gap to all clients."""
-    from fedscape.core.rounds import rounds
     from fedscape.learning import evaluate
     from fedscape.learning.server import Mean
     from fedscape.personal import Personalised

@@ -278,7 +278,8 @@ def plan(
     >>> from fedscape import Histogram
     >>> from fedscape.twin import always
     >>> fed, judge = Federation({"y": [0, 1]}, [0, 1, 2]), lambda state: (state["counts"] / 2, np.ones(2))
-    >>> answer = plan(Histogram(2), fed, lambda seed: always(2), judge, candidates([2], [None]), target=0.5, days=1)
+    >>> how = {"target": 0.5, "days": 1, "n_reports": 200}
+    >>> answer = plan(Histogram(2), fed, lambda seed: always(2), judge, candidates([2], [None]), **how)
     >>> type(answer.best.protocol).__name__, answer.best.hours
     ('Synchronous', (0.6, 0.6, 0.6))
     """

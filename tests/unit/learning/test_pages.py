@@ -18,7 +18,7 @@ from fedscape.learning import LocalSGD, Scaffold, cross_entropy, models
 from fedscape.learning.device import Device
 from fedscape.learning.layers import initialised
 from fedscape.learning.pages import DevicePage
-from fedscape.learning.trainer import trainer_of
+from fedscape.learning.trainer import Trainer, trainer_of
 from fedscape.personal import Ditto, FedALA, FedRep, LocalOnly, PFedMe
 
 MODEL = initialised(models.mlp(4, 6, 3), 0)
@@ -97,6 +97,17 @@ def test_rows_cross_only_where_they_do_not_fit_or_somebody_looks(fed, local, pag
     kept = engine.kept()
     assert crossed["down"] == sum(len(v.flat) for v in kept.values())
     assert all(isinstance(v.flat, np.ndarray) for v in kept.values())
+
+
+@pytest.mark.parametrize("name", ["ditto", "pfedme", "local"])
+def test_batches_of_the_next_round_are_drawn_ahead(fed, local, monkeypatch, name):
+    """As on a GPU, where the host draws while the device works; what clients keep is added to them later."""
+    method = PFedMe if name == "pfedme" else METHODS[name]
+    expected, drawn, draw = ending(method(local), fed), [], Trainer._drawn
+    monkeypatch.setattr(Trainer, "prefetches", True)
+    monkeypatch.setattr(Trainer, "_drawn", lambda self, c, key: drawn.append(key.round) or list(draw(self, c, key)))
+    assert ending(method(replace(local)), fed) == expected
+    assert drawn == ([0, 0, 1, 1, 2, 2, 3, 3] if name == "ditto" else [0, 1, 2, 3])  # Ditto trains twice
 
 
 def test_a_page_lives_as_long_as_the_engine_holds_it(fed, local, paged):

@@ -66,7 +66,7 @@ def test_bits_are_those_of_the_law_where_it_is_known():
     x = np.stack([chain[:-3], chain[1:-2], chain[2:-1]], axis=1)
     fed = Federation({"x": x, "y": chain[3:].astype(np.int32)}, np.arange(0, 20_001, 1_000))
     held = rng.random(20_000) < 0.25
-    bits = foretold(fed, "x", "y", 2, held)
+    bits = foretold(fed, "x", fed["y"], 2, held)
     known = -np.log2(np.where(x[held, -1] == chain[3:][held], 0.9, 0.1)).mean()
     means = {name: values.mean() for name, values in bits.items()}
     assert means["every character as likely"] == 1
@@ -76,8 +76,11 @@ def test_bits_are_those_of_the_law_where_it_is_known():
 
 
 def test_a_study_of_real_texts_and_images_has_their_sections():
-    texts = sequences(prepare(datasets.load("shakespeare-mini")), seed=0)
+    data = prepare(datasets.load("shakespeare-mini"))
+    assert "(space)" in data.names
+    texts = sequences(data, seed=0)
     bits = [model["bits"]["value"] for model in texts["models"]]
+    assert bits[0] == pytest.approx(np.log2(texts["letters"]))  # of the characters that occur
     assert bits[0] > bits[1] > bits[3] > 2
     page = sequences_section({"sequences": texts})[2]
     assert "perplexity" in page
@@ -101,5 +104,5 @@ def test_a_shared_page_says_that_no_image_or_text_is_in_it():
 
 def test_tiles_have_one_path_for_each_shade():
     drawn = tiles([[0, 9], [9, 3]], 'a "name"')
-    assert drawn.count("<path") == 2
+    assert drawn.count("<path") == 3  # black beneath, and two shades of white
     assert "&quot;" in drawn

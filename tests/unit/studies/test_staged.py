@@ -109,10 +109,37 @@ def test_advice_that_is_settled_takes_one_stage():
 
 def test_methods_shown_to_lose_leave_and_two_always_stay():
     stages, calls = played(LEVEL | {"fedavg": 0.5, "fedem": 0.85, "fedgmm": 0.85, "ifca": 0.845})
-    assert calls[0][2] == ORDER
+    assert tuple(calls[0][2]) == ORDER
     assert set(calls[1][2]) == {"local", "fedavg", "ifca", "fedem", "fedgmm"}
     assert [clients for clients, _, _ in calls][:3] == [60, 240, 700][: len(calls)]
     assert stages[-1].choice.advised in ("ifca", "fedem", "fedgmm")
+
+
+def climbs_of(name: str, calls: list):
+    """A play where a method is right more often the more rounds it has, and says so."""
+
+    def play(rows: Federation, limits: Limits, those: dict[str, int]):
+        calls.append(dict(those))
+        chance = LEVEL | {"fedavg": 0.72, "local": 0.5, name: 0.42 + 0.006 * those[name]}
+        judged = play_of(chance, [])(rows, limits, tuple(those))[0]
+        return judged, {m: [0.2 if m == name else 0.0] for m in those}
+
+    return play
+
+
+@pytest.mark.parametrize("clients", [700, 50])
+def test_a_method_that_climbs_has_more_rounds_and_is_advised_for_them(clients):
+    """With 50 clients the next stage has no more clients, and is played for the rounds alone."""
+    calls: list = []
+    stages = staged(
+        federation(clients), budget_of("30s"), climbs_of("fedem", calls), order=ORDER, common="fedavg", seed=0,
+        climbs=lambda used: used[0],
+    )  # fmt: skip
+    assert [call["fedem"] for call in calls] == [20, 80]
+    assert [call["fedavg"] for call in calls] == [20, 20]
+    assert [stage.choice.advised for stage in stages] == ["fedavg", "fedem"]
+    assert stages[0].climbing == {"fedem": 0.2}  # though it is shown to be behind
+    assert "fedem" not in stages[0].choice.tied
 
 
 def test_a_stage_that_would_use_nothing_more_is_left_out():

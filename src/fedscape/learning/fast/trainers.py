@@ -146,7 +146,7 @@ class ProgramTrainer(Trainer):
         look: Look | None = None,
     ) -> Tensors:
         with _COMPILING:
-            if still or each or drift is not None or centre is not None:
+            if still or drift is not None or centre is not None or (each and _pulled(rates)):
                 return super().train(
                     start,
                     work,
@@ -161,21 +161,22 @@ class ProgramTrainer(Trainer):
                 )
             try:
                 with self.on_device(), known_classes(self.local):
-                    return self._run(start, start if anchor is None else anchor, work, rates, weights)
+                    return self._run(start, start if anchor is None else anchor, work, rates, weights, each)
             except BaseException:
                 self.programs.clear()  # what failed is not used again
                 raise
 
-    def _run(self, start: Tensors, anchor: Tensors, work: Work, rates: Rates, weights: Array | None) -> Tensors:
+    def _run(
+        self, start: Tensors, anchor: Tensors, work: Work, rates: Rates, weights: Array | None, each: Collection[str]
+    ) -> Tensors:
         """Train by a compiled program; where clients differ in size, padded so that few shapes need one."""
         local, plan, rows = self.local, work.plan, len(work.plan.rows)
         kinds = 1 if weights is None else rows // len(weights)
         feed = work.feed if work.feed is not None else Feed(self, work, kinds=kinds)
         ragged, room, wide = feed.ragged, feed.room, feed.wide
-        pulled = isinstance(rates.proximal, torch.Tensor) or rates.proximal > 0
-        to = {n: anchor[n] for n in local.names} if pulled else None
+        to = {n: anchor[n] for n in local.names} if _pulled(rates) else None
         begun = {n: start[n] for n in local.names}
-        shared_start = rows > 1 and all(len(p) in (1, kinds) for p in begun.values())
+        shared_start = rows > 1 and not each and all(len(p) in (1, kinds) for p in begun.values())
         program = self.program_for(to, shared=weights is not None and shared_start)
         steps = plan.counts.shape[1]
         places = room_for(steps * wide, ragged=ragged)
@@ -195,10 +196,9 @@ class ProgramTrainer(Trainer):
             with no_random_operation():
                 loss = program.step(feed.batch(t, end, wide), t + 1, stop.slowed(going, end))
             stop.after(t, loss)
-        if weigh is not None:
-            return program.summed(begun, weigh)
-        first = each_start(begun, rows)
-        return {name: program.params[name][:rows] - first[name] for name in local.names}
+        sums = {} if weigh is None else program.summed(begun, weigh)
+        first = each_start({n: p for n, p in begun.items() if weigh is None or n in each}, rows)
+        return sums | {name: program.params[name][:rows] - at for name, at in first.items()}
 
     def program_for(self, anchor: Tensors | None, *, shared: bool) -> Program:
         """The program for this kind of proximal pull: methods that train with and without one compile once each."""
@@ -208,6 +208,10 @@ class ProgramTrainer(Trainer):
                 self._module = trainable_copy(self.local.model, _stand_in).to(self.local.device)
             self.programs[kind] = Program(self.local, self._module, shared=shared)
         return self.programs[kind]
+
+
+def _pulled(rates: Rates) -> bool:
+    return isinstance(rates.proximal, torch.Tensor) or rates.proximal > 0
 
 
 def _stand_in(layer: Module) -> Module | None:

@@ -24,6 +24,7 @@ from fedscape.learning.local import Timing
 from fedscape.learning.loop import by_client
 from fedscape.learning.optimisers import Rates, new_memory, update
 from fedscape.learning.trainer import Trainer, trainer_of
+from fedscape.personal import FedPer
 from fedscape.personal.shared import trained_alone
 
 CLIENTS, BATCH = 3, 4
@@ -318,6 +319,20 @@ def test_training_with_and_without_a_pull_keeps_both_programs(uncompiled):
         made.append({kind: list(p.compiled) for kind, p in trainer_of(local).programs.items()})
     assert made[0] == made[1]
     assert sorted(made[0]) == [(0, False), (1, False), (2, False)]
+
+
+@pytest.mark.parametrize("proximal", [0.0, 0.3])
+def test_parts_that_clients_keep_come_row_by_row_beside_sums_of_the_others(uncompiled, proximal):
+    how = {"lr": 0.3, "epochs": 2, "batch_size": 3, "proximal": proximal}
+    local = LocalSGD(models.mlp(6, 8, 3).double(), cross_entropy, strategy="compiled", **how)
+    ends = []
+    for step in (local, replace(local, strategy="vmap")):
+        loop = rounds(FedPer(step), Local(ragged(), threads=1), n_rounds=3, sampler=FixedSize(5), measure=0)
+        *_, last = loop
+        ends.append({**last.state, **{n: v.flat for n, v in loop.engine.kept().items()}})
+    assert bool(trainer_of(local).programs) == (proximal == 0)
+    for name, values in ends[0].items():
+        np.testing.assert_allclose(values, ends[1][name], rtol=1e-9, atol=1e-9)
 
 
 def wide(sizes, seed=0):
