@@ -7,7 +7,8 @@ it: vanilla (one model), no shift, FedTKM in its own hours, and the ceiling: tru
 FedClock predicts by the mean of its networks over rounds; ", mean" are baselines that do so too.
 
 Table "robust": a prior of wrong phase, period or power; only the period known; period read from a training curve. Table
-"honest": no shift, and modes that nothing tells. Table "cost": a round beside FedAvg's, bytes up.
+"honest": no shift, and modes that nothing tells. Table "cost": a round beside FedAvg's, bytes up. "No rows held" is
+FedClock that trains on all rows (`held=0`).
 
 `--prepare FOLDER` writes the data as small files, `--data FOLDER` reads them. Cells run in `--workers` processes, the
 most important first, for `--minutes`; each that ends is a line of `--out` and is not run again. `--only`, `--methods`,
@@ -305,10 +306,11 @@ def tables(rows: list[Row]) -> dict[str, list[Row]]:
                 each.setdefault(who, {"network": method, "method": who})[what] = f"{mine[0][f'{who}: {what}']:.3f}"
             lines.setdefault(table, []).extend(each.values())
             continue
-        line |= {"accuracy": _mean(mine, "accuracy per batch"), "right branch": _mean(mine, "right branch")}
-        line["ms a round"] = f"{np.mean([r['ms a round'] for r in mine]):.0f}"
+        line |= {"accuracy": _mean(mine, ACCURACY), "by the mean network": _mean(mine, STEADY)}
+        line["right branch"] = _mean(mine, "right branch")
         line["says"] = mine[0].get("verdict", "") if table in ("honest", "robust") else ""
         lines.setdefault(table, []).append(line)
+    lines = {table: filled(rows) if table != "cost" else rows for table, rows in lines.items()}
     if "main" in lines:
         lines["main"], lines["asked"] = side_by_side([r for r in good if r["table"] == "main"])
     return lines
@@ -341,7 +343,12 @@ def side_by_side(rows: list[Row]) -> tuple[list[Row], list[Row]]:
             "97% right": _reaches(list(clock.values()), "right branch", 97),
             "within 2 points of true modes": _reaches(less["true-modes"], "", -2),
         })  # fmt: skip
-    return [{name: line[name] for name in line if any(each[name] != "" for each in lines)} for line in lines], asked
+    return filled(lines), asked
+
+
+def filled(lines: list[Row]) -> list[Row]:
+    """The lines without columns that are empty in all."""
+    return [{name: line[name] for name in line if any(each[name] != "" for each in lines)} for line in lines]
 
 
 def _reaches(rows: list[Row], name: str, least: float) -> str:

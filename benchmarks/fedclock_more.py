@@ -187,9 +187,9 @@ def tables(rows: list[Row]) -> dict[str, list[Row]]:
             "by the mean network": fedclock._mean(mine, fedclock.STEADY),
             "right branch": fedclock._mean(mine, "right branch"),
         }
-        line |= {"says": mine[0].get("verdict", ""), **{n: mine[0][n] for n in ("read", "spent") if n in mine[0]}}
+        line |= {n: mine[0].get(n, "") for n in ("verdict", "read", "spent")}
         lines.setdefault(table, []).append(line)
-    return lines
+    return {table: fedclock.filled(rows) for table, rows in lines.items()}
 
 
 def main() -> None:
