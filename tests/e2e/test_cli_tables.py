@@ -135,6 +135,7 @@ def test_what_is_refused_in_one_line(visits, tmp_path):
     for method, option, value in (
         ("trees", "--lr", 0.1), ("glm", "--model", "mlp"), ("glm", "--standardise", None), ("trees", "--q", 1),
         ("trees", "--schedule", "linear:T=4"), ("glm", "--batch-size", 3), ("trees", "--device", "cuda"),
+        ("glm", "--group-size", 3),
     ):  # fmt: skip
         said = refused(2, *where, "--method", method, option, *([] if value is None else [value]))
         assert f"{option} goes with networks, not with {method}" in said

@@ -166,6 +166,7 @@ def test_sweep_ranks_settings_and_goes_on(tmp_path):
         (["train", "femnist-mini", "--epsilon", "4", "--standardise"], "which --epsilon does not cover"),
         (["train", "femnist-mini", "--device", "cuda"], "torch finds no CUDA device here"),
         (["train", "femnist-mini", "--device", "abacus"], "device must be one that torch knows"),
+        (["train", "femnist-mini", "--group-size", "0"], "group_size must be"),
         (["train", "femnist-mini", "--rounds", "0"], "--rounds must be at least 1, not 0"),
         (["train", "femnist-mini", "--method", "ditto", "--rounds", "0"], "--rounds must be at least 1, not 0"),
         (["train", "femnist-mini", "--method", "fedem", "--every", "-1"], "--every must be at least 1, not -1"),

@@ -124,9 +124,9 @@ def test_gpfl_sends_moves_of_what_is_common_and_keeps_head_and_shares():
 
 
 def test_a_new_client_gets_the_nearest_class_vector_and_with_labels_a_head():
-    fed = clients((60,) * 10)
+    fed = clients((40,) * 10)
     known, new = fed.take(slice(0, 8)), fed.take(slice(8, 10))
-    model = train(GPFL(step(), decay=0.0), step(), known, n_rounds=25)
+    model = train(GPFL(step(), decay=0.0), step(), known, n_rounds=12)
     assert model.evaluate(known).accuracy.mean() > model.common().evaluate(known).accuracy.mean()
     plain = Plain(dict(model.state))
     with torch.no_grad():
