@@ -25,7 +25,7 @@ from torch import nn
 import fedscape as fs
 from fedscape.learning import FedAvg, LocalSGD, cross_entropy, fast, models
 from fedscape.learning.branches import BranchLoss, MeanOfBranches, MultiBranch
-from fedscape.learning.fast import folded, program, trainers
+from fedscape.learning.fast import folded, program, sums, trainers
 from fedscape.learning.trainer import Trainer
 from table import arguments, report
 from training_speed import clients_of
@@ -58,6 +58,17 @@ def plain(*_: Any, **__: Any) -> Callable[[Any], Any]:
     return lambda function: function
 
 
+def kernelless(kind: type) -> AbstractContextManager[Any]:
+    """Layers of this form made by torch's own operations."""
+    begin = kind.__init__
+
+    def plain_init(self: Any, *arguments: Any, **named: Any) -> None:
+        arguments = tuple(a._replace(kernels=False) if isinstance(a, folded.How) else a for a in arguments)
+        begin(self, *arguments, **named)
+
+    return patch(kind, "__init__", plain_init)
+
+
 def unfolded() -> list[AbstractContextManager[Any]]:
     return [patch(program, "foldable", none)]
 
@@ -81,8 +92,19 @@ GPU = [  # a path has a row on each task it serves; those that compile longest c
             ("recorded step", lambda: [patch(program, "records", no), patch(trainers, "records", no)]),
             ("low-rank update", lambda: [patch(program, "_is_smaller", no)]),
             ("low-rank gradient", lambda: [patch(program.Program, "_once", lambda *_: {})]),
-            ("compiled gradient", lambda: [patch(program, "_alone", plain)]),
             ("folded", unfolded),
+        )
+    ),
+    *(
+        Path(name, task, off)
+        for name, task, off in (
+            ("Triton norm", "resnet", lambda: [kernelless(folded._GroupNorm)]),
+            ("Triton depthwise", "mobilenet", lambda: [kernelless(folded._Depthwise)]),
+            ("Triton recurrence", "lstm", lambda: [kernelless(folded._Cells)]),
+            ("Triton pooling", "cnn", lambda: [kernelless(folded._Pool)]),
+            ("Triton dropout", "cnn, dropout", lambda: [kernelless(folded._Dropout)]),
+            ("Triton sums", "resnet", lambda: [patch(program, "runs_kernels", no), patch(sums, "runs_kernels", no)]),
+            ("Triton convolution", "resnet", lambda: [patch(folded, "can_convolve", no)]),
         )
     ),
     Path("Triton convolution", "femnist", lambda: [patch(folded, "can_convolve", no)]),
@@ -97,11 +119,18 @@ def task_of(name: str, quick: bool, device: str, seed: int) -> tuple[fs.Federati
     part = 5 if quick else 1
     how: dict[str, Any] = {"lr": 0.05, "epochs": 1, "batch_size": 10, "device": device}
     if device == "cuda":
-        how["precision"] = "tf32"
+        how["precision"] = "bf16" if name in ("resnet", "mobilenet", "lstm") else "tf32"
     torch.manual_seed(seed)
-    if name in ("cnn", "cnn, few rows"):
-        clients = (50 // part, 50 if name == "cnn" else 10) if device == "cuda" else (10 // part, 50)
-        model = models.cnn((3, 32, 32), 10, dropout=False)
+    if name in ("resnet", "mobilenet"):
+        model = models.resnet18() if name == "resnet" else models.mobilenet_v2()
+        return clients_of(10 // part, 50, (3, 32, 32), 10, seed), LocalSGD(model, cross_entropy, **how)
+    if name == "lstm":
+        codes = np.random.default_rng(seed).integers(0, 80, (20 // part * 40, 80))
+        fed = fs.Federation({"x": codes, "y": codes[:, 0]}, np.arange(0, len(codes) + 1, 40))
+        return fed, LocalSGD(models.char_lstm(), cross_entropy, **how)
+    if name in ("cnn", "cnn, few rows", "cnn, dropout"):
+        clients = (50 // part, 10 if name == "cnn, few rows" else 50) if device == "cuda" else (10 // part, 50)
+        model = models.cnn((3, 32, 32), 10, dropout=name == "cnn, dropout")
         return clients_of(*clients, (3, 32, 32), 10, seed), LocalSGD(model, cross_entropy, **how)
     if name == "femnist":
         model = models.cnn((1, 28, 28), 62, dropout=False)

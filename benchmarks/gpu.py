@@ -1,11 +1,12 @@
 """What does a round of training cost on a GPU, how far is that from what the machine could do, and does it still learn?
 
-`--only` takes rounds (seconds a round of four networks, by strategy and precision, with the bytes and operations that
+`--only` takes rounds (seconds a round of six networks, by strategy and precision, with the bytes and operations that
 cannot be avoided and the time they would take), long (1,500 rounds on CIFAR-10: seconds and accuracy), accuracy (the
 same for several seeds, 500 rounds, no times), sweep (36 settings as one run against one), peers (pfl-research) or
-profile (the longest kernels); `--task` names networks of rounds or the cohort of a sweep, `--products` a precision.
+profile (the longest kernels); `--task` names networks of rounds or the cohort of a sweep, `--products` a precision,
+`--strategy` a strategy.
 CIFAR-10 is JPEG-compressed here; random images stand in where there is none. Every row is printed and written as it
-comes.
+comes, also to the file `--out`, whose rows of earlier runs are reported too.
 """
 
 from __future__ import annotations
@@ -16,24 +17,31 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 import fedscape as fs
-from fedscape.learning import FedAvg, LocalSGD, cross_entropy, evaluate, grid, models, sweep
+from fedscape.learning import Adapted, FedAvg, LocalSGD, cross_entropy, evaluate, grid, models, sweep
 from table import RESULTS, arguments, report
 from training_gpu import cifar
 from training_speed import by_pfl
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
-WAYS = [("sequential", "exact"), ("vmap", "exact"), ("compiled", "exact"), ("compiled", "tf32"), ("compiled", "bf16")]
+WAYS = [
+    *(("sequential", "exact"), ("vmap", "exact")),
+    *((strategy, products) for strategy in ("recorded", "compiled") for products in ("exact", "tf32", "bf16")),
+]
+
+
+FAST = ("recorded", "compiled")
 
 
 def main() -> None:
-    args = arguments(__doc__, only="rounds", task="", products="", out="", seeds=3, repeats=80)
+    args = arguments(__doc__, only="rounds", task="", products="", strategy="", out="", seeds=3, repeats=80)
     run = {"rounds": round_times, "long": long_runs, "accuracy": accuracies, "sweep": sweeps, "peers": peers,
            "profile": profiles}[args.only]  # fmt: skip
     lines = []
@@ -43,6 +51,8 @@ def main() -> None:
         if args.out:
             with open(args.out, "a") as file:
                 file.write(json.dumps(line) + "\n")
+    if args.out:  # with those of earlier runs
+        lines = [json.loads(line) for line in Path(args.out).read_text().splitlines()]
     RESULTS.mkdir(parents=True, exist_ok=True)
     report(f"gpu_{args.only}", lines, note=f"{torch.cuda.get_device_name() if CUDA else 'no GPU'}, {torch.__version__}")
 
@@ -60,8 +70,15 @@ def tasks(quick: bool) -> dict[str, tuple[fs.Federation, Any, int, int]]:
         "CNN 28 x 28, 62 classes, 20 x 100": (of((28, 28), 62, 100), models.cnn(dropout=False), 20, 20),
         "LSTM 80 characters, 20 x 40": (of((80,), 80, 40, 80), models.char_lstm(), 20, 10),
         "ResNet-18 GN, 10 x 50": (of((32, 32, 3), 10, 50), models.resnet18(), 10, 10),
+        "MobileNetV2 GN, 10 x 50": (of((32, 32, 3), 10, 50), models.mobilenet_v2(), 10, 10),
+        "transformer 4 x 256, LoRA 8, 20 x 40": (of((80,), 80, 40, 80), adapted(), 20, 10),
     }
     return {name: (fed, model, 2, batch) for name, (fed, model, _, batch) in every.items()} if quick else every
+
+
+def adapted() -> Any:
+    """Four layers of attention, 256 wide, with adapters of rank 8 in all linear layers."""
+    return Adapted(models.transformer(80, width=256, layers=4, heads=4), rank=8)
 
 
 def least(local: LocalSGD, fed: fs.Federation, cohort: int, precision: str) -> tuple[float, float]:
@@ -103,6 +120,8 @@ def round_times(args: Any) -> Iterator[dict[str, Any]]:
         for strategy, precision in WAYS if CUDA else WAYS[:2]:
             if (strategy == "vmap" and "CNN 32" not in name) or args.products not in precision:
                 continue
+            if args.strategy not in strategy:
+                continue
             local = LocalSGD(model, cross_entropy, lr=0.01, epochs=1, batch_size=batch, device=DEVICE)
             local = replace(local, strategy=strategy, precision=precision)
             few = 2 if args.quick else 4 if strategy == "sequential" else args.repeats
@@ -118,7 +137,7 @@ def round_times(args: Any) -> Iterator[dict[str, Any]]:
             line |= {"GB": size / 1e9, "TFLOP": operations / 1e12}
             if CUDA:
                 line["ms by bytes"] = size / copied * 1000
-                line["ms in kernels"] = kernels(FedAvg(local), fed, cohort) if strategy == "compiled" else ""
+                line["ms in kernels"] = kernels(FedAvg(local), fed, cohort) if local.strategy in FAST else ""
             yield line
 
 
@@ -154,13 +173,16 @@ def by_kernel(method: FedAvg, fed: fs.Federation, cohort: int) -> list[tuple[str
 
 
 def profiles(args: Any) -> Iterator[dict[str, Any]]:
-    """The longest kernels of a round of the first network, in tf32 and bf16."""
-    fed, model, cohort, batch = tasks(args.quick)["CNN 32 x 32 x 3, 50 x 50"]
-    for precision in ("tf32", "bf16") if CUDA else ("exact",):
-        local = LocalSGD(model, cross_entropy, lr=0.01, epochs=1, batch_size=batch, device=DEVICE, precision=precision)
-        seconds(FedAvg(local), fed, cohort, 3)  # compiled
-        for name, took in by_kernel(FedAvg(local), fed, cohort)[:25]:
-            yield {"products": precision, "kernel": name[:80], "ms": took}
+    """The longest kernels of a round of each network, in tf32 and bf16."""
+    for task, (fed, model, cohort, batch) in tasks(args.quick).items():
+        for precision in (p for p in (("tf32", "bf16") if CUDA else ("exact",)) if args.products in p):
+            if args.task not in task:
+                continue
+            local = LocalSGD(model, cross_entropy, lr=0.01, epochs=1, batch_size=batch, device=DEVICE)
+            local = replace(local, precision=precision, strategy=args.strategy or "auto")
+            seconds(FedAvg(local), fed, cohort, 3)  # recorded
+            for name, took in by_kernel(FedAvg(local), fed, cohort)[:25]:
+                yield {"task": task, "products": precision, "kernel": name[:80], "ms": took}
 
 
 def cnn(precision: str) -> LocalSGD:

@@ -1,7 +1,8 @@
-"""How much sooner is compiled training at work in a second process, which finds the programs of the first?
+"""How soon is training at full speed, in a first process and in a second, which finds the programs of the first?
 
-Each pair of processes has a folder of its own (FEDSCAPE_PROGRAMS): the first finds it empty, the second what the first
-left. The network is the two-convolution CNN on 28 x 28, clients of one size. Seconds of a busy machine mean little;
+On a GPU by "recorded" programs (`--strategy compiled` for torch's compiler, the only one on a CPU). Each pair of
+processes has a folder of its own (FEDSCAPE_PROGRAMS): the first finds it empty, the second what the first left. The
+network is the two-convolution CNN on 28 x 28, clients of one size. Seconds of a busy machine mean little;
 the processor time of the process, without that of the C++ compilers it starts, and the ratios mean more.
 """
 
@@ -14,6 +15,8 @@ import subprocess
 import sys
 import tempfile
 from typing import Any
+
+import torch
 
 from table import arguments, report
 
@@ -40,7 +43,8 @@ print(json.dumps({"s": first, "processor s": processor, "later s": last.seconds,
 def first_round(strategy: str, folder: str) -> dict[str, Any]:
     """What a new process says of its first round."""
     env = {**os.environ, "FEDSCAPE_PROGRAMS": folder}
-    env.pop("TORCHINDUCTOR_CACHE_DIR", None)
+    for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
+        env.pop(name, None)
     command = [sys.executable, "-W", "ignore", "-c", PROCESS, strategy]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
     line: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -48,11 +52,11 @@ def first_round(strategy: str, folder: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    args = arguments(__doc__, repeats=3)
+    args = arguments(__doc__, repeats=3, strategy="recorded" if torch.cuda.is_available() else "compiled")
     pairs = []
     for _ in range(1 if args.quick else args.repeats):
         with tempfile.TemporaryDirectory() as folder:
-            pairs.append([first_round("compiled", folder) for _ in range(2)])
+            pairs.append([first_round(args.strategy, folder) for _ in range(2)])
     rows = []
     for number, process in enumerate(("first", "second")):
         each = [pair[number] for pair in pairs]

@@ -53,7 +53,7 @@ def equality(args: Any) -> Iterator[dict[str, Any]]:
         "MobileNetV2 GN": (models.mobilenet_v2(width=0.5), (3, 32, 32)),
     }
     names = ["linear", "MLP 784-512-10", "LeNet-5"] if args.quick else list(made)
-    strategies = ("sequential", "vmap", "compiled") if CUDA else ("sequential", "vmap")
+    strategies = ("sequential", "vmap", "recorded") if CUDA else ("sequential", "vmap")
     for name in (n for n in names if args.task in n):
         for dtype in (torch.float64, torch.float32):
             model, shape = made[name]

@@ -177,7 +177,6 @@ OTHER_PLACES = {
     "formats/opening.py",
     "learning/batches.py",
     "learning/fast/program.py",
-    "learning/fast/triton.py",
     "learning/optimisers.py",
     "learning/sweeps.py",
     "mixtures/dirichlet_multinomial/likelihood.py",

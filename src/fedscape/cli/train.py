@@ -56,7 +56,7 @@ Epochs = Annotated[int, typer.Option(help="Local epochs per round.")]
 BatchSize = Annotated[int, typer.Option(help="Rows per local step.")]
 Cohort = Annotated[int, typer.Option(help="Clients per round; 0 means all.")]
 Device = Annotated[str, typer.Option(help="cpu or cuda.")]
-Strategy = Annotated[str, typer.Option(help="auto, sequential, vmap, compiled or stacked.")]
+Strategy = Annotated[str, typer.Option(help="auto, sequential, vmap, recorded, compiled or stacked.")]
 GroupSize = Annotated[
     int | None, typer.Option(help="Clients trained side by side: with --engine ray each GPU trains whole groups.")
 ]

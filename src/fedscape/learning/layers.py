@@ -141,6 +141,37 @@ class RectifiedPool(nn.Module):  # type: ignore[misc]
         return functional.relu(functional.max_pool2d(x, 2), inplace=not torch.is_grad_enabled())
 
 
+class RectifiedNorm(nn.GroupNorm):  # type: ignore[misc]
+    """A group norm with the rectifier behind it, after the sum with another image if there is one.
+
+    >>> RectifiedNorm(1, 2)(torch.tensor([[[1.0], [3.0]]])).round().tolist()
+    [[[0.0], [1.0]]]
+    """
+
+    def forward(self, x: Tensor, beside: Tensor | None = None) -> Tensor:
+        output = super().forward(x)
+        return functional.relu(output if beside is None else output + beside)
+
+
+class Cells(nn.Module):  # type: ignore[misc]
+    """LSTM cells over a sequence, written out so that vmap can batch them; they begin at zero.
+
+    >>> Cells()(torch.zeros(2, 5, 4 * 3), nn.Linear(3, 4 * 3, bias=False)).shape
+    torch.Size([2, 5, 3])
+    """
+
+    def forward(self, driven: Tensor, recurrent: Module) -> Tensor:
+        """Outputs [batch, time, width] of what drives the four gates [batch, time, 4 width]."""
+        h = c = driven.new_zeros(()).expand(len(driven), driven.shape[2] // 4)
+        outputs = []
+        for t in range(driven.shape[1]):
+            i, f, g, o = (driven[:, t] + recurrent(h)).chunk(4, dim=1)
+            c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+            h = torch.sigmoid(o) * torch.tanh(c)
+            outputs.append(h)
+        return torch.stack(outputs, dim=1)
+
+
 class Standardise(nn.Module):  # type: ignore[misc]
     """Takes a mean off its inputs and divides by a deviation, number by number.
 

@@ -18,7 +18,7 @@ from fedscape.learning.layers import Module, check_module, drawing
 from fedscape.learning.losses import Loss
 from fedscape.types import Array, Tensor
 
-STRATEGIES = ("auto", "sequential", "vmap", "compiled", "stacked")
+STRATEGIES = ("auto", "sequential", "vmap", "recorded", "compiled", "stacked")
 PRECISIONS = ("exact", "tf32", "bf16")
 
 
@@ -91,9 +91,10 @@ class LocalSGD:
         Names of columns; bytes (uint8) are scaled to [0, 1] unless the model has an embedding. Weights count in
         training; metrics and `evaluate` count every row once.
     strategy
-        "sequential": one client after the other. "vmap": all clients of a group at once. "compiled": all at once,
-        folded into one batch where the model allows it, gradient and update compiled, and on a GPU recorded and
-        replayed; the first round takes ten to forty seconds longer. Value "stacked": linear layers on a CPU with a
+        "sequential": one client after the other. "vmap": all clients of a group at once. "recorded": all at once,
+        folded into one batch where the model allows it, on a GPU by kernels of our own, recorded and replayed.
+        "compiled": the same with gradient and update by torch's compiler, which takes ten to forty seconds more in the
+        first round. Value "stacked": linear layers on a CPU with a
         hand-written gradient, a few clients at once, outside the interpreter; any other model, loss or optimiser is
         trained as by "auto". Value "auto": chosen by a rule on model and device, never by timing, so that runs repeat.
         `measure_strategies` tells which is faster here. They agree to rounding: 1e-9 in float64, 1e-5 in float32 over a

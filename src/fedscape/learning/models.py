@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 from fedscape.errors import DataError
-from fedscape.learning.layers import Module, RectifiedPool, drawing
+from fedscape.learning.layers import Cells, Module, RectifiedNorm, RectifiedPool, drawing
 from fedscape.types import Tensor
 
 Shape = tuple[int, int, int]
@@ -221,6 +221,7 @@ class _CharLSTM(nn.Module):  # type: ignore[misc]
         self.inputs = nn.ModuleList([nn.Linear(size, 4 * hidden) for size in sizes])
         self.recurrent = nn.ModuleList([nn.Linear(hidden, 4 * hidden, bias=False) for _ in sizes])
         self.out = nn.Linear(hidden, n_characters)
+        self.cells = Cells()
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -233,15 +234,7 @@ class _CharLSTM(nn.Module):  # type: ignore[misc]
     def forward(self, x: Tensor) -> Tensor:
         sequence = self.embed(x)  # [batch, time, embedding]
         for inputs, recurrent in zip(self.inputs, self.recurrent, strict=True):
-            driven = inputs(sequence)
-            h = c = driven.new_zeros(()).expand(len(x), self.width)
-            outputs = []
-            for t in range(x.shape[1]):
-                i, f, g, o = (driven[:, t] + recurrent(h)).chunk(4, dim=1)
-                c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
-                h = torch.sigmoid(o) * torch.tanh(c)
-                outputs.append(h)
-            sequence = torch.stack(outputs, dim=1)
+            sequence = self.cells(inputs(sequence), recurrent)
         return self.out(sequence[:, -1])
 
 
@@ -310,15 +303,14 @@ class _Residual(nn.Module):  # type: ignore[misc]
     def __init__(self, width: int, out: int, stride: int, groups: int) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(width, out, 3, stride, 1, bias=False)
-        self.norm1 = _norm(out, groups)
+        self.norm1 = _norm(out, groups, RectifiedNorm)
         self.conv2 = nn.Conv2d(out, out, 3, 1, 1, bias=False)
-        self.norm2 = _norm(out, groups)
+        self.norm2 = _norm(out, groups, RectifiedNorm)
         same = stride == 1 and width == out
         self.short = nn.Identity() if same else nn.Sequential(*_conv(width, out, 1, stride, groups)[:2])
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.norm2(self.conv2(functional.relu(self.norm1(self.conv1(x)))))
-        return functional.relu(y + self.short(x))
+        return self.norm2(self.conv2(self.norm1(self.conv1(x))), self.short(x))
 
 
 class _Inverted(nn.Module):  # type: ignore[misc]
@@ -339,9 +331,9 @@ def _conv(width: int, out: int, kernel: int, stride: int, groups: int, *, each: 
     return [conv, _norm(out, groups), nn.ReLU6()]
 
 
-def _norm(width: int, groups: int) -> Module:
+def _norm(width: int, groups: int, kind: Any = nn.GroupNorm) -> Module:
     """At most this many groups of at least four channels: a group of one number would be all rounding error."""
-    return nn.GroupNorm(math.gcd(groups, max(width // 4, 1)), width)
+    return kind(math.gcd(groups, max(width // 4, 1)), width)
 
 
 def _eighths(width: float) -> int:

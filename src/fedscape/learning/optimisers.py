@@ -105,7 +105,9 @@ def _seen(beta: float, step: int | Tensor) -> float | Tensor:
 
 
 def _move(params: list[Tensor], updates: list[Tensor], rate: Rate) -> None:
-    if isinstance(rate, torch.Tensor):
+    if isinstance(rate, torch.Tensor) and rate.is_cuda:  # in one pass over the weights
+        torch._foreach_addcmul_(params, updates, _per_row(rate, params), -1.0)
+    elif isinstance(rate, torch.Tensor):
         torch._foreach_sub_(params, torch._foreach_mul(updates, _per_row(rate, params)))
     else:
         torch._foreach_add_(params, updates, alpha=-rate)

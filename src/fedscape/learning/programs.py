@@ -12,6 +12,7 @@ from fedscape.disk import is_own
 
 #: Where torch looks; whoever sets it says where programs are.
 VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+OF_KERNELS = "TRITON_CACHE_DIR"
 
 
 def base_folder() -> Path:
@@ -49,6 +50,9 @@ def keep_programs(device: str) -> Path | None:
     except OSError:
         return None
     os.environ[VARIABLE] = str(folder)
+    kernels = os.environ.get(OF_KERNELS)
+    if kernels is None or Path(kernels).parent.parent == folder.parent:
+        os.environ[OF_KERNELS] = str(folder / "kernels")
     return folder
 
 

@@ -37,7 +37,7 @@ def measure_strategies(local: LocalSGD, clients: Federation, *, repeats: int = 3
         raise DataError(
             f"repeats must be at least 1 and clients must have rows, not {repeats} and {clients.n_rows} rows"
         )
-    names = ["sequential", "vmap", *(["compiled"] if local.on_gpu else [])]
+    names = ["sequential", "vmap", *(["recorded", "compiled"] if local.on_gpu else [])]
     stacked = trainer_of(replace(local, strategy="stacked")).strategy == "stacked"
     names += ["stacked"] if stacked else []
     return {name: _seconds(replace(local, strategy=name), clients, repeats) for name in names}

@@ -133,7 +133,7 @@ def computations() -> list[type[Computation]]:
 
     rooms = ("core", "privacy", "statistics", "sketches", "mixtures", "learning", "personal")
     for found in pkgutil.walk_packages(fedscape.__path__, "fedscape."):
-        if found.name.split(".")[1] in rooms and not found.name.endswith(".triton"):
+        if found.name.split(".")[1] in rooms and ".triton" not in found.name:
             importlib.import_module(found.name)
     kinds: list[type[Computation]] = []
     todo = [Computation]

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+import torch
+
 from fedscape.learning.batches import Batch
-from fedscape.learning.fast.agreement import ROUGH, agree, layers_agree
+from fedscape.learning.fast.agreement import LAYER, ROUGH, agree, layers_agree
+from fedscape.learning.fast.conv import runs_kernels
 from fedscape.learning.fast.folded import Folded, folded
 from fedscape.learning.fast.gradients import in_one_batch, unfactored
 from fedscape.learning.layers import Module, trainable_copy
@@ -14,31 +19,61 @@ from fedscape.learning.local import LocalSGD
 from fedscape.learning.loop import by_client, precise
 from fedscape.types import Tensors
 
+EXACTLY = 1e-4  # how far outputs and gradients of one layer by a kernel may be from torch's own in float32
+FEW_ROWS = 4  # of a client, to see whether a model may be folded
+
 
 def foldable(local: LocalSGD, module: Module, params: Tensors, batch: Batch) -> Module | None:
     """The folded model, if it gives the gradients of client by client on this batch; None if it does not.
 
-    In tf32 or bf16 if each of its layers then agrees with the exact one (`layers_agree`), else in the model's own type.
+    Its kernels are used, and products are tf32 or bf16, if each of its layers then agrees with torch's own in the
+    model's own type (`layers_agree`).
     """
-    arguments = (params, batch.random, batch.x, batch.y, batch.share)
     exact = replace(local, precision="exact")
+    if not _folds(exact, module, params, batch):
+        return None
+    arguments = (params, batch.random, batch.x, batch.y, batch.share)
     with precise(exact):
-        want, _ = by_client(exact, module)(*arguments)  # its errors are readable
-        twin, grads = _gradients(exact, arguments)
-        if twin is None or not agree(want, grads):
-            return None
-    if local.precision == "exact":
-        return twin
+        plain, want = _gradients(exact, arguments, kernels=False)
+    if plain is None or (local.precision == "exact" and not any(map(runs_kernels, params.values()))):
+        return plain
     quick, grads = _gradients(local, arguments)
     if quick is None or not agree(want, grads, ROUGH):
-        return twin
-    gradient = in_one_batch(exact, twin)
-    return quick if layers_agree(twin, quick, Folded, lambda: gradient(*arguments), lambda: precise(exact)) else twin
+        return plain
+    gradient, within = in_one_batch(exact, plain), EXACTLY if local.precision == "exact" else LAYER
+    run, exactly = partial(gradient, *arguments), partial(precise, exact)
+    return quick if layers_agree(plain, quick, Folded, run, exactly, within=within) else plain
 
 
-def _gradients(local: LocalSGD, arguments: tuple[Any, ...]) -> tuple[Module | None, Tensors]:
+def _folds(local: LocalSGD, module: Module, params: Tensors, batch: Batch) -> bool:
+    """Whether a few rows of two clients have the same gradients folded as client by client.
+
+    In float64, if the loss takes it: a network may multiply rounding so much that float32 settles nothing.
+    """
+    clients = torch.nonzero(batch.share.sum(dim=1) > 0).flatten()[:2]
+    if len(clients) < 2:
+        clients = torch.arange(min(2, len(batch.y)), device=batch.share.device)
+    x, y, share = (values[clients, :FEW_ROWS] for values in (batch.x, batch.y, batch.share))
+    random = {name: keys[clients] for name, keys in batch.random.items()}
+    with precise(local):
+        for dtype, within in ((torch.float64, 1e-6), (local.dtype, 1e-3)):
+            own = {n: p[clients].to(dtype) for n, p in params.items()}
+            try:
+                wide = replace(local, model=copy.deepcopy(local.model).to(dtype))
+                arguments = (own, random, x, y, share.to(dtype))
+                want, _ = by_client(wide, copy.deepcopy(module).to(dtype))(*arguments)
+            except Exception:
+                if dtype == local.dtype:
+                    raise  # its errors are readable
+                continue
+            twin, grads = _gradients(wide, arguments, kernels=False)
+            return twin is not None and agree(want, grads, within)
+    return False
+
+
+def _gradients(local: LocalSGD, arguments: tuple[Any, ...], *, kernels: bool = True) -> tuple[Module | None, Tensors]:
     """The folded model and its gradients of this batch; no model where it has no such form or does not take them."""
-    twin = folded(trainable_copy(local.model), local.precision)
+    twin = folded(trainable_copy(local.model), local.precision, kernels=kernels)
     if twin is None:
         return None, {}
     try:

@@ -10,26 +10,61 @@ benchmarks/fast_paths.py, row "folded": 1.7 times for a CNN.
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from fedscape.learning.fast.conv import can_convolve, convolve, patches_of
+from fedscape.learning.adapters import LowRank
+from fedscape.learning.fast import depthwise, norms, pooling, recurrence
+from fedscape.learning.fast.conv import EXACT, can_convolve, convolve, patches_of, runs_kernels
+from fedscape.learning.fast.dropping import drop
 from fedscape.learning.fast.lowrank import FEW
 from fedscape.learning.fast.products import shifted_views, stands_for_product
-from fedscape.learning.layers import KeyedDropout, Module, dropped, is_plain, kept
+from fedscape.learning.layers import (
+    Cells,
+    KeyedDropout,
+    Module,
+    RectifiedNorm,
+    RectifiedPool,
+    dropped,
+    is_plain,
+    kept,
+)
 from fedscape.types import Tensor
 
 
-def folded(module: Module, precision: str = "exact") -> Module | None:
+class How(NamedTuple):
+    """How layers compute: in which precision, and whether by kernels of our own where there are any."""
+
+    precision: str = "exact"
+    kernels: bool = True
+
+    @property
+    def exact(self) -> bool:
+        """Whether products have all digits of their type."""
+        return self.precision == "exact"
+
+    def runs(self, x: Tensor) -> bool:
+        """Whether a kernel takes this tensor."""
+        return self.kernels and runs_kernels(x)
+
+    def kind(self, own: Any) -> Any:
+        """The type of products of numbers of this type."""
+        return torch.bfloat16 if self.precision == "bf16" else own
+
+
+def folded(module: Module, precision: str = "exact", *, kernels: bool = True) -> Module | None:
     """A copy that takes [clients x batch, ...] under parameters [clients, ...]; None where a layer cannot be folded.
 
     Supported are linear layers, convolutions in two dimensions (plain or depthwise), group and layer norms, embeddings,
     keyed dropout, and whatever has no parameters of its own and treats samples one by one. That last is not checked
     here: see `agreement`. With the precision "bf16" convolutions, and products of many rows, are taken in bfloat16.
+    Within a Sequential a norm or a pool takes the rectifier behind it into its own pass. Without `kernels` all is
+    done by torch's own operations.
 
     >>> twin = folded(nn.Sequential(nn.Linear(2, 1), nn.Tanh()))
     >>> params = {"0.weight": torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]]), "0.bias": torch.zeros(2, 1)}
@@ -39,9 +74,11 @@ def folded(module: Module, precision: str = "exact") -> Module | None:
     twin = nn.Sequential(copy.deepcopy(module))
     for parent in list(twin.modules()):
         for name, child in list(parent.named_children()):
-            layer = _form(child, precision)
+            layer = _form(child, How(precision, kernels))
             if layer is not None:
                 setattr(parent, name, layer)
+        if is_plain(parent, nn.Sequential):
+            _take_rectifiers(parent)
     owners = [m for m in twin.modules() if next(m.parameters(recurse=False), None) is not None]
     watched = [m for m in twin.modules() if m._forward_hooks or m._forward_pre_hooks]
     users = [id(p) for m in owners for p in m.parameters(recurse=False)]
@@ -52,14 +89,22 @@ def folded(module: Module, precision: str = "exact") -> Module | None:
 class Folded(nn.Module):  # type: ignore[misc]
     """A layer that holds the weights of a plain one, and is called with those of many clients in their place."""
 
-    def __init__(self, layer: Module, precision: str) -> None:
+    def __init__(self, layer: Module, how: How) -> None:
         super().__init__()
-        self.precision = precision
+        self.how = how
         for name, p in layer.named_parameters(recurse=False):
             self.register_parameter(name, p)
         for name in ("weight", "bias"):
             if getattr(self, name, None) is None:
                 self.register_parameter(name, None)
+
+    def both(self) -> tuple[Tensor, Tensor | None]:
+        """Weights and biases of as many clients; frozen ones are one for all, so that products have all rows."""
+        weight, bias = self.weight, self.bias
+        if weight is None or bias is None or len(weight) == len(bias):
+            return weight, bias
+        rows = max(len(weight), len(bias))
+        return weight.expand(rows, *weight.shape[1:]), bias.expand(rows, *bias.shape[1:])
 
 
 class FoldedLinear(Folded):
@@ -70,14 +115,14 @@ class FoldedLinear(Folded):
     with, [1 or kinds, out, features], assigned round-robin; the low-rank update comes from its rows.
     """
 
-    def __init__(self, layer: Module, precision: str) -> None:
-        super().__init__(layer, precision)
+    def __init__(self, layer: Module, how: How) -> None:
+        super().__init__(layer, how)
         self.watched, self.rows = False, None
         for name in ("probe", "trail_up", "trail_rows"):
             self.register_buffer(name, torch.zeros(()))
 
     def forward(self, x: Tensor) -> Tensor:
-        clients, out, features = self.weight.shape
+        out, features = self.weight.shape[1:]
         if self.watched:
             rows = x.reshape(len(self.probe), -1, features).to(self.weight.dtype)
             self.rows = rows.detach()
@@ -87,10 +132,11 @@ class FoldedLinear(Folded):
             if self.trail_up.ndim:
                 output = output - rows @ self.trail_rows.transpose(1, 2) @ self.trail_up
             return output.reshape(*x.shape[:-1], out)
-        rows, weight = x.reshape(clients, -1, features), self.weight.transpose(1, 2)
-        kind = torch.bfloat16 if self.precision == "bf16" and rows.shape[1] >= FEW else weight.dtype
-        output = rows.to(kind) @ weight.to(kind)
-        output = output if self.bias is None else output + self.bias[:, None].to(kind)
+        weight, bias = self.both()
+        rows = x.reshape(len(weight), -1, features)
+        kind = self.how.kind(weight.dtype) if rows.shape[1] >= FEW else weight.dtype
+        output = rows.to(kind) @ weight.transpose(1, 2).to(kind)
+        output = output if bias is None else output + bias[:, None].to(kind)
         return output.reshape(*x.shape[:-1], out)
 
 
@@ -112,17 +158,19 @@ def by_turns(rows: Tensor, weights: Tensor) -> Tensor:
 class _Conv2d(Folded):
     """As one batched product over patches, channels last."""
 
-    def __init__(self, layer: Module, precision: str) -> None:
-        super().__init__(layer, precision)
+    def __init__(self, layer: Module, how: How) -> None:
+        super().__init__(layer, how)
         self.stride, self.padding = tuple(layer.stride), tuple(layer.padding)
 
     def forward(self, x: Tensor) -> Tensor:
-        clients, out, _, high, wide = self.weight.shape
-        kind = torch.bfloat16 if self.precision == "bf16" else self.weight.dtype
-        if self.precision != "exact" and can_convolve(x, (high, wide), self.stride, self.padding):
-            rows, places = x.to(kind).permute(0, 2, 3, 1).contiguous(), self.weight.permute(0, 1, 3, 4, 2).contiguous()
-            return convolve(rows, places, self.bias, self.padding).permute(0, 3, 1, 2)
-        weight = self.weight.permute(0, 3, 4, 2, 1).reshape(clients, -1, out).to(kind)
+        own, bias = self.both()
+        clients, out, _, high, wide = own.shape
+        kind = self.how.kind(own.dtype)
+        if self.how.kernels and can_convolve(x, (high, wide), self.stride, self.padding):
+            places = own.permute(0, 1, 3, 4, 2)
+            images = convolve(_rows(x, kind), places, bias, self.padding, self.stride, exact=self.how.exact)
+            return images.permute(0, 3, 1, 2)
+        weight = own.permute(0, 3, 4, 2, 1).reshape(clients, -1, out).to(kind)
         up, left = self.padding
         around = functional.pad(x.to(kind).permute(0, 2, 3, 1), (0, 0, left, left, up, up))
         patches = _Patches.apply(around, (high, wide), self.stride)
@@ -132,7 +180,7 @@ class _Conv2d(Folded):
             patches = torch.cat([patches, patches.new_zeros((len(x), h, w, spare))], dim=-1)
             weight = functional.pad(weight, (0, 0, 0, spare))
         output = patches.reshape(clients, -1, weight.shape[1]) @ weight
-        output = output if self.bias is None else output + self.bias[:, None].to(kind)
+        output = output if bias is None else output + bias[:, None].to(kind)
         return output.reshape(len(x), h, w, out).permute(0, 3, 1, 2)
 
 
@@ -166,35 +214,59 @@ class _Depthwise(_Conv2d):
     """Every channel by itself: a sum of shifted images, each times one number per client and channel."""
 
     def forward(self, x: Tensor) -> Tensor:
-        clients, out, _, high, wide = self.weight.shape
+        weight, bias = self.both()
+        clients, out, _, high, wide = weight.shape
+        if self.how.runs(x):
+            places = weight.permute(0, 3, 4, 2, 1).squeeze(3).contiguous()
+            images = depthwise.convolve(_rows(x, self.how.kind(weight.dtype)), places, bias, self.padding, self.stride)
+            return images.permute(0, 3, 1, 2)
         parts = shifted_views(x, (high, wide), self.stride, self.padding)
         h, w = parts[0].shape[1:3]
-        factors = self.weight.reshape(clients, 1, out, high * wide)
+        factors = weight.reshape(clients, 1, out, high * wide)
         each = [p.reshape(clients, -1, out) * factors[..., i] for i, p in enumerate(parts)]
-        output = (
-            torch.stack(each).sum(dim=0) if self.bias is None else torch.stack(each).sum(dim=0) + self.bias[:, None]
-        )
+        output = torch.stack(each).sum(dim=0)
+        output = output if bias is None else output + bias[:, None]
         return output.reshape(len(x), h, w, out).permute(0, 3, 1, 2)
 
 
 class _GroupNorm(Folded):
-    def __init__(self, layer: Module, precision: str) -> None:
-        super().__init__(layer, precision)
-        self.groups, self.eps = layer.num_groups, layer.eps
+    """With what comes right behind it: another image to be added, a lowest and a highest number."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def __init__(self, layer: Module, how: How) -> None:
+        super().__init__(layer, how)
+        self.groups, self.eps = layer.num_groups, layer.eps
+        self.lowest, self.highest = isinstance(layer, RectifiedNorm), 0.0
+
+    def forward(self, x: Tensor, beside: Tensor | None = None) -> Tensor:
+        if x.ndim == 4 and self.bias is not None and self.how.runs(x):
+            rows = _rows(x, x.dtype)
+            added = None if beside is None else _rows(beside, x.dtype)
+            ends: dict[str, Any] = {"lowest": self.lowest, "highest": self.highest}
+            output = norms.norm(rows, added, *self.both(), self.groups, self.eps, **ends)
+            return output.permute(0, 3, 1, 2)
         output = functional.group_norm(_wide(x, self.weight), self.groups, None, None, self.eps)
-        return _scaled(output, self.weight, self.bias, (x.shape[1], *[1] * (x.ndim - 2)))
+        output = _scaled(output, *self.both(), (x.shape[1], *[1] * (x.ndim - 2)))
+        output = output if beside is None else output + beside
+        if self.highest:
+            return functional.hardtanh(output, 0.0, self.highest)
+        return functional.relu(output) if self.lowest else output
 
 
 class _LayerNorm(Folded):
-    def __init__(self, layer: Module, precision: str) -> None:
-        super().__init__(layer, precision)
+    def __init__(self, layer: Module, how: How) -> None:
+        super().__init__(layer, how)
         self.shape, self.eps = layer.normalized_shape, layer.eps
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.bias is not None and len(self.weight) == len(self.bias) == 1:  # frozen: one for all clients
+            return functional.layer_norm(_wide(x, self.weight), self.shape, self.weight[0], self.bias[0], self.eps)
         output = functional.layer_norm(_wide(x, self.weight), self.shape, None, None, self.eps)
-        return _scaled(output, self.weight, self.bias, (*[1] * (x.ndim - 1 - len(self.shape)), *self.shape))
+        return _scaled(output, *self.both(), (*[1] * (x.ndim - 1 - len(self.shape)), *self.shape))
+
+
+def _rows(x: Tensor, kind: Any) -> Tensor:
+    """Images [batch, channels, H, W] with channels last."""
+    return x.to(kind).permute(0, 2, 3, 1).contiguous()
 
 
 def _wide(x: Tensor, weight: Tensor | None) -> Tensor:
@@ -221,32 +293,108 @@ class _Embedding(Folded):
 class _Dropout(nn.Module):  # type: ignore[misc]
     """Keyed dropout; `key` is [clients, 2]."""
 
-    def __init__(self, layer: KeyedDropout) -> None:
+    def __init__(self, layer: KeyedDropout, how: How) -> None:
         super().__init__()
+        self.how = how
         self.p, self.channels = layer.p, layer.channels
         self.register_buffer("key", layer.key)
 
     def forward(self, x: Tensor) -> Tensor:
         own = x.reshape(len(self.key), -1, *x.shape[1:])
+        if self.how.runs(x):
+            return drop(own, self.key, self.p, channels=self.channels).reshape(x.shape)
         keep = kept(own.shape[1:], self.key[:, None], self.p, channels=self.channels)
         return dropped(own, keep, self.p).reshape(x.shape)
 
 
-_FORMS: dict[type, Callable[[Any, str], Module]] = {
+class _Pool(nn.Module):  # type: ignore[misc]
+    """2 x 2 maxima, with the rectifier right behind them."""
+
+    def __init__(self, how: How, *, rectified: bool) -> None:
+        super().__init__()
+        self.how, self.rectified = how, rectified
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.ndim == 4 and self.how.runs(x):
+            return pooling.pool(_rows(x, x.dtype), rectified=self.rectified).permute(0, 3, 1, 2)
+        maxima = functional.max_pool2d(x, 2)
+        return functional.relu(maxima) if self.rectified else maxima
+
+
+class _Cells(Cells):
+    """Cells of all clients in one pass, where the layer that feeds them back has only weights."""
+
+    def __init__(self, how: How) -> None:
+        super().__init__()
+        self.how = how
+
+    def forward(self, driven: Tensor, recurrent: Module) -> Tensor:
+        plain = isinstance(recurrent, FoldedLinear) and recurrent.bias is None and not recurrent.watched
+        if plain and self.how.runs(driven):
+            products = EXACT if self.how.exact else "tf32"
+            return recurrence.recur(driven.contiguous(), recurrent.weight, products)
+        return super().forward(driven, recurrent)
+
+
+class _LowRank(Folded):
+    """An adapted linear layer: one product for the weights that all clients share, two thin ones for its update."""
+
+    def __init__(self, layer: LowRank, how: How) -> None:
+        super().__init__(layer, how)
+        self.layer, self.factor = FoldedLinear(layer.layer, how), layer.factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        whole = self.layer(x)
+        kind, clients = whole.dtype, len(self.down)
+        rows = x.reshape(clients, -1, x.shape[-1]).to(kind)
+        thin = rows @ self.down.to(kind).transpose(1, 2)
+        update = torch.baddbmm(
+            whole.reshape(clients, -1, whole.shape[-1]), thin, self.up.to(kind).transpose(1, 2), alpha=self.factor
+        )
+        return update.reshape(whole.shape)
+
+
+_FORMS: dict[type, Callable[[Any, How], Module]] = {
     nn.Linear: FoldedLinear,
     nn.GroupNorm: _GroupNorm,
+    RectifiedNorm: _GroupNorm,
+    LowRank: _LowRank,
     nn.LayerNorm: _LayerNorm,
 }
 
 
-def _form(layer: Module, precision: str) -> Module | None:
+def _form(layer: Module, how: How) -> Module | None:
     """The batched form of a layer; None where there is none."""
     if isinstance(layer, KeyedDropout):
-        return _Dropout(layer) if layer.p > 0 else nn.Identity()
+        return _Dropout(layer, how) if layer.p > 0 else nn.Identity()
+    if is_plain(layer, RectifiedPool) or (is_plain(layer, nn.MaxPool2d) and _is_two_by_two(layer)):
+        return _Pool(how, rectified=isinstance(layer, RectifiedPool))
+    if is_plain(layer, Cells):
+        return _Cells(how)
     if is_plain(layer, nn.Embedding) and layer.max_norm is layer.padding_idx is None and not layer.scale_grad_by_freq:
-        return _Embedding(layer, precision)
+        return _Embedding(layer, how)
     if is_plain(layer, nn.Conv2d) and stands_for_product(layer):
-        return _Conv2d(layer, precision)
+        return _Conv2d(layer, how)
     if is_plain(layer, nn.Conv2d) and stands_for_product(layer, groups=layer.in_channels):
-        return _Depthwise(layer, precision) if layer.in_channels == layer.out_channels else None
-    return next((form(layer, precision) for kind, form in _FORMS.items() if is_plain(layer, kind)), None)
+        return _Depthwise(layer, how) if layer.in_channels == layer.out_channels else None
+    return next((form(layer, how) for kind, form in _FORMS.items() if is_plain(layer, kind)), None)
+
+
+def _is_two_by_two(layer: Module) -> bool:
+    pair = all(side in (2, (2, 2)) for side in (layer.kernel_size, layer.stride))
+    return pair and layer.padding == 0 and layer.dilation == 1 and not (layer.ceil_mode or layer.return_indices)
+
+
+def _take_rectifiers(layers: Module) -> None:
+    """Let norms and pools do what the rectifier right behind them would."""
+    for (_, layer), (name, after) in itertools.pairwise(list(layers.named_children())):
+        highest = 6.0 if is_plain(after, nn.ReLU6) else 0.0
+        if not (highest or is_plain(after, nn.ReLU)):
+            continue
+        if isinstance(layer, _GroupNorm) and not layer.lowest:
+            layer.lowest, layer.highest = True, highest
+        elif isinstance(layer, _Pool) and not (layer.rectified or highest):
+            layer.rectified = True
+        else:
+            continue
+        setattr(layers, name, nn.Identity())

@@ -41,7 +41,7 @@ def in_one_batch(
     }
 
     def loss_of_all(params: Tensors, random: Tensors, x: Tensor, y: Tensor, share: Tensor) -> tuple[Any, ...]:
-        same = {n: p.expand(len(share), *p.shape) for n, p in frozen.items()}
+        same = {n: p[None] for n, p in frozen.items()}  # one for all clients, so that products have all rows
         output = functional_call(module, (same, params, random), (local.inputs(x.flatten(0, 1)),)).to(local.dtype)
         rows = checked_loss(local.loss, output, y.flatten(0, 1))
         each = (rows.reshape(share.shape) * share).sum(dim=1)

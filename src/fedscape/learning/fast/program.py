@@ -1,6 +1,6 @@
-"""A local step of many clients as one program: gradient and update compiled together, on a GPU a CUDA graph.
+"""A local step of many clients as one program, on a GPU a CUDA graph; by torch's compiler if it is asked for.
 
-benchmarks/fast_paths.py, rows "compiled gradient" (1.25 times), "recorded step" (3.8), "recorded round" (1.2, an MLP).
+benchmarks/fast_paths.py, rows "recorded step" (3.8 times) and "recorded round" (1.2, an MLP).
 """
 
 from __future__ import annotations
@@ -9,16 +9,19 @@ import itertools
 import math
 import warnings
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedscape.learning.batches import Batch
+from fedscape.learning.fast import sums
 from fedscape.learning.fast.admission import foldable
 from fedscape.learning.fast.agreement import ROUGH, agree, same_lengths
+from fedscape.learning.fast.conv import runs_kernels
 from fedscape.learning.fast.gradients import FoldedGradient, in_one_batch, member, once_used, unfactored
 from fedscape.learning.fast.lowrank import FEW, Factors, Trail
+from fedscape.learning.fast.recording import Recorded, new_pool, records
 from fedscape.learning.layers import Module
 from fedscape.learning.local import LocalSGD
 from fedscape.learning.loop import by_client
@@ -34,62 +37,9 @@ _NUMBERS = itertools.count()
 Step = Callable[[Batch, Tensor, Tensor, Tensor], Tensor]
 
 
-def records(local: LocalSGD) -> bool:
-    """Whether programs are captured as CUDA graphs and replayed."""
-    return local.on_gpu
-
-
-class Place(NamedTuple):
-    """A memory pool and a stream shared by CUDA graphs; freed with the last of them."""
-
-    pool: Any
-    stream: Any
-
-
-def new_place() -> Place:
-    return Place(torch.cuda.graph_pool_handle(), torch.cuda.Stream())
-
-
-class Recorded:
-    """A CUDA graph, captured at the first call and replayed from then on: the host launches copies only."""
-
-    def __init__(self, program: Callable[..., Any], moved: list[Tensor], place: Place | None) -> None:
-        self.program = program
-        self.moved = moved  # what the program changes in place
-        self.place = place  # where others that never run at the same time are recorded as well
-        self.graph: Any = None
-
-    def __call__(self, *arguments: Tensor) -> Any:
-        """Replay with these arguments; the result is overwritten by the next call of any program of this pool."""
-        if self.graph is None:
-            self._record(arguments)
-        for held, values in zip(self.held, arguments, strict=True):
-            held.copy_(values)
-        self.graph.replay()
-        return self.output
-
-    def _record(self, arguments: tuple[Tensor, ...]) -> None:
-        self.held = [values.clone() for values in arguments]
-        before = [values.clone() for values in self.moved]
-        pool, beside = self.place or new_place()
-        beside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(beside):
-            for _ in range(2):  # compiles, and lets libraries take their memory
-                self.program(*self.held)
-        torch.cuda.current_stream().wait_stream(beside)
-        torch.cuda.synchronize()
-        if self.moved:
-            torch._foreach_copy_(self.moved, before)
-        del before
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, pool=pool, stream=beside, capture_error_mode="thread_local"):
-            self.output = self.program(*self.held)
-
-
-def _summed(now: Tensors, start: Tensors, weights: Tensor) -> Tensors:
-    each = {n: p.unflatten(0, weights.shape).to(weights.dtype) - start[n].to(weights.dtype) for n, p in now.items()}
-    factors = {n: weights.reshape(*weights.shape, *[1] * (p.ndim - 1)) for n, p in now.items()}
-    return {n: (moved * factors[n]).sum(dim=0) for n, moved in each.items()}
+def compiles(local: LocalSGD) -> bool:
+    """Whether torch's compiler makes the programs: it takes seconds to minutes, and is asked for."""
+    return local.strategy == "compiled"
 
 
 class Program:
@@ -143,7 +93,7 @@ class Program:
         self.traced = {name: self.trails[name].part(self.room, places) for name in traced}
         for name in start:
             if name not in self.traced and name not in self.params:
-                self.params[name] = start[name].new_zeros((self.room, *start[name].shape[1:]))
+                self.params[name] = self._rows_like(start[name], self.room)
 
     def _lay_out(self, start: Tensors, anchor: Tensors | None) -> None:
         room = self.begun[2]
@@ -160,12 +110,19 @@ class Program:
 
     def _make_room(self, start: Tensors, anchor: Tensors | None, room: int) -> None:
         def like(at: Tensors, rows: int) -> Tensors:
-            return {n: p.new_zeros((rows, *p.shape[1:])) for n, p in at.items()}
+            return {n: self._rows_like(p, rows) for n, p in at.items()}
 
         self._forget()
         self.room, self.params, self.trails = room, {}, {}
         self.anchor = {} if anchor is None else like(anchor, 1 if len(next(iter(anchor.values()))) == 1 else room)
-        self.memory = new_memory(self.local, [p.new_empty((room, *p.shape[1:])) for p in start.values()])
+        self.memory = new_memory(self.local, [self._rows_like(p, room) for p in start.values()])
+
+    def _rows_like(self, start: Tensor, rows: int) -> Tensor:
+        """Zeros for this many rows; kernels of folded convolutions with channels last, as their products want them."""
+        shape = start.shape[1:]
+        if len(shape) < 4 or self.twin is None:
+            return start.new_zeros((rows, *shape))
+        return start.new_zeros((rows, shape[0], *shape[2:], shape[1])).movedim(-1, 2)
 
     def _make_trail(self, name: str, start: Tensor) -> None:
         if name not in self.trails or self.places > self.trails[name].up.shape[1]:
@@ -179,7 +136,7 @@ class Program:
     def _forget(self) -> None:
         for programs in (self.compiled, self.plain, self.sums, self.wholes):
             programs.clear()  # programs know where the weights are
-        self.place = new_place() if self.local.on_gpu else None
+        self.pool = new_pool() if self.local.on_gpu else None
 
     def _kind(self, *arrays: Tensor | tuple[Any, Any]) -> tuple[Any, ...]:
         shapes = ((tuple(a.shape), a.dtype) if isinstance(a, torch.Tensor) else a for a in arrays)
@@ -222,7 +179,7 @@ class Program:
                     step(batch, lr, proximal, shares.new_full((), t + 1))
                 return total(weights, *first.values())
 
-            recorded = self.wholes[kind] = Recorded(run, [], self.place)
+            recorded = self.wholes[kind] = Recorded(run, [], self.pool)
         sums = recorded(*batches[:3], *rates, weights, *batches.random.values(), *start.values())
         return {n: values.clone() for n, values in zip(names, sums, strict=True)}
 
@@ -237,7 +194,7 @@ class Program:
         kind = self._kind((tuple(weights.shape), None))
         recorded = self.sums.get(kind)
         if recorded is None:
-            recorded = self.sums[kind] = Recorded(total, [], self.place)
+            recorded = self.sums[kind] = Recorded(total, [], self.pool)
         return {n: values.clone() for n, values in zip(start, recorded(weights, *begun), strict=True)}
 
     def _total(self, names: Collection[str], shape: tuple[int, ...]) -> Callable[..., list[Tensor]]:
@@ -246,7 +203,10 @@ class Program:
         now = {n: self.params[n][:rows] for n in names if n not in traced}
         kind = (len(shape), *now)
         if kind not in self.adding:  # reads weights once, copies nothing
-            self.adding[kind] = _alone(f"sum_{next(_NUMBERS)}", dynamic=True)(_summed)
+            many = (
+                _alone(f"sum_{next(_NUMBERS)}", dynamic=True)(sums.of_moves) if compiles(self.local) else sums.of_moves
+            )
+            self.adding[kind] = many if not all(map(runs_kernels, now.values())) else sums.of_moves_by_kernel
         add = self.adding[kind]
 
         def total(weights: Tensor, *first: Tensor) -> list[Tensor]:
@@ -268,26 +228,37 @@ class Program:
                 weights[name] = self.params[name][:clients]
         return weights
 
+    def _start_again(self) -> None:
+        """Lay weights out anew, as this is the first step: with channels last, or with trails."""
+        self.room = 0
+        self.begin(*self.begun)
+
     def _build(self, batch: Batch) -> Step:
         clients, local = len(batch.y), self.local
         whole = self._weights(clients)
         if not self.chosen and clients > 1:
             self.twin, self.chosen = foldable(local, self.module, whole, batch), True
+            self._start_again()
         once = self._once(whole, batch)
         if self.shared and self.thin is None and clients > 1:
             rows = batch.y.shape[1]
             self.thin = frozenset(member(path, "weight") for path, shape in once.items() if shape[1] == rows)
-            self.params.clear()
-            self.begin(*self.begun)  # now with trails: this is the first step
+            self._start_again()
         traced = {n: trail.part(clients) for n, trail in self.traced.items()}
         probes = {path: shape for path, shape in once.items() if shape[1] < FEW or member(path, "weight") in traced}
         params = {n: self.common[n] if n in traced else self.params[n][:clients] for n in whole}
         anchor = [a[:clients] for a in self.anchor.values()]
         memory = self.memory.rows(clients)
-        alone = _alone(f"program_{next(_NUMBERS)}")
+        alone = _alone(f"program_{next(_NUMBERS)}") if compiles(local) else _as_it_is
         gradient = self._trusted(whole, params, batch, alone, probes, traced)
 
+        plain_sgd = self._steps_are_plain and not compiles(local)
+
         def move(grads: Tensors, lr: Tensor, proximal: Tensor, number: Tensor) -> None:
+            if plain_sgd and all(sums.lie_alike(params[n], g) for n, g in grads.items()):
+                for n, g in grads.items():
+                    sums.descend(params[n], g, lr)
+                return
             now, rates = [params[n] for n in grads], Rates(lr, proximal if anchor else 0.0)
             update(local, now, list(grads.values()), anchor, memory, number, rates)
 
@@ -315,16 +286,25 @@ class Program:
         moved = [self.params[n][:clients] for n in self.begun[0] if n not in self.traced]
         moved += [m for moment in self.memory.rows(clients).moments for m in moment]
         moved += [v for trail in self.traced.values() for v in trail]
-        recorded = Recorded(flat, moved, self.place)
+        recorded = Recorded(flat, moved, self.pool)
         return lambda batch, *numbers: recorded(batch.x, batch.y, batch.share, *batch.random.values(), *numbers)
+
+    @property
+    def _steps_are_plain(self) -> bool:
+        """Whether a step is SGD and nothing else."""
+        return self.local.optimiser == "sgd" and not (self.local.momentum or self.local.weight_decay or self.anchor)
 
     def _once(self, whole: Tensors, batch: Batch) -> dict[str, tuple[int, ...]]:
         """Linear layers whose gradients may stay low-rank factors."""
         local = self.local
-        alone = local.optimiser == "sgd" and not (local.momentum or local.weight_decay or self.anchor)
-        if self.twin is None or len(batch.y) == 1 or not alone:
+        if self.twin is None or len(batch.y) == 1 or not self._steps_are_plain:
             return {}
         return once_used(local, self.twin, (whole, batch.random, batch.x, batch.y, batch.share))
+
+    def _by_client(self) -> FoldedGradient:
+        """The gradient of clients one by one, which takes weights in their own order of memory only."""
+        each = by_client(self.local, self.module)
+        return lambda params, *batch: each({n: p.contiguous() for n, p in params.items()}, *batch)
 
     def _trusted(
         self,
@@ -338,12 +318,16 @@ class Program:
         """The compiled gradient, or the eager one where the compiler fails or the compiled one disagrees."""
         local, inputs = self.local, (batch.random, batch.x, batch.y, batch.share)
         if self.twin is None or len(batch.y) == 1:
-            want_of: FoldedGradient = by_client(local, self.module)
+            want_of = self._by_client()
+            if not compiles(local):
+                return want_of
             plain, quick = want_of, compiled(want_of)
         else:
             by_path = {path: trails[name] for path in probes if (name := member(path, "weight")) in trails}
             want_of = in_one_batch(local, self.twin)
             plain = in_one_batch(local, self.twin, probes=probes, trails=by_path) if by_path else want_of
+            if not compiles(local):
+                return in_one_batch(local, self.twin, probes=probes, trails=by_path)
             quick = in_one_batch(local, self.twin, compiled, probes=probes, trails=by_path)
         with _Counted() as operations:
             want = unfactored(want_of(whole, *inputs)[0])
@@ -376,6 +360,10 @@ def _is_smaller(places: int, start: Tensor) -> bool:
     """Whether low-rank factors of this many rows take less memory than the weights [..., out, features]."""
     out, features = start.shape[-2:]
     return bool(places * (out + features) <= out * features)
+
+
+def _as_it_is(function: Any) -> Any:
+    return function
 
 
 def _take_turns(rows: Tensor, start: Tensor) -> None:

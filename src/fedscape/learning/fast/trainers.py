@@ -13,7 +13,8 @@ from fedscape.learning.batches import Feed, Work, padded_to, room_for, rounded
 from fedscape.learning.device import SMALL_MODEL
 from fedscape.learning.fast.fused import FusedTrainer
 from fedscape.learning.fast.products import ProductConv2d, stands_for_product
-from fedscape.learning.fast.program import Program, records
+from fedscape.learning.fast.program import Program, compiles
+from fedscape.learning.fast.recording import records
 from fedscape.learning.fast.stack_steps import Stack
 from fedscape.learning.fast.stacks import checked_stack, train_stack
 from fedscape.learning.layers import Centre, Module, is_plain, trainable_copy
@@ -33,7 +34,7 @@ def pick(local: LocalSGD) -> Trainer:
     "compiled" programs on a GPU, "stacked" for a stack of linear layers on a CPU (with SGD and no early stopping), else
     one client after the other with fused linear layers, or vmap.
     """
-    if local.strategy == "compiled" or (local.strategy in ("auto", "stacked") and local.on_gpu):
+    if local.strategy in ("compiled", "recorded") or (local.strategy in ("auto", "stacked") and local.on_gpu):
         return ProgramTrainer(local)
     on_cpu = torch.device(local.device).type == "cpu"
     if on_cpu and local.strategy in ("auto", "stacked") and local.optimiser == "sgd" and local.early_stopping is None:
@@ -126,7 +127,7 @@ class ProgramTrainer(Trainer):
 
     @property
     def strategy(self) -> str:
-        return "compiled"
+        return "compiled" if compiles(self.local) else "recorded"
 
     def fed(self, work: Work, draws: Draws | None) -> Work:
         return work._replace(feed=Feed(self, work, kinds=1 if draws is None else draws.kinds))

@@ -531,10 +531,10 @@ def test_trails_are_the_same_whatever_number_of_rows_came_first(order, uncompile
         assert all(np.array_equal(one[n], fresh[n]) for n in one)
 
 
-def test_programs_that_are_made_anew_are_recorded_in_a_new_place(replayed, monkeypatch):
+def test_programs_that_are_made_anew_are_recorded_in_a_new_pool(replayed, monkeypatch):
     """A pool whose last recording is gone cannot be used again."""
     made = []
-    monkeypatch.setattr(program, "new_place", lambda: made.append(len(made)) or made[-1])
+    monkeypatch.setattr(program, "new_pool", lambda: made.append(len(made)) or made[-1])
     local = broad()
     for size in (3, 7, 3):
         last(local, wide([size] * 3))
@@ -543,7 +543,7 @@ def test_programs_that_are_made_anew_are_recorded_in_a_new_place(replayed, monke
     monkeypatch.setattr(LocalSGD, "on_gpu", True)
     mine._forget()
     mine._forget()
-    assert (made, mine.place) == ([0, 1], 1)
+    assert (made, mine.pool) == ([0, 1], 1)
 
 
 def test_cohorts_of_many_shapes_are_not_all_recorded(replayed, monkeypatch):

@@ -1,0 +1,200 @@
+"""Kernels for a GPU: each does what its plain twin does, and networks call them with the right arguments."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import plain_kernels
+import pytest
+import torch
+from torch import nn
+
+from fedscape.learning import LocalSGD, cross_entropy, models
+from fedscape.learning.fast import admission, agreement, folded, program
+from fedscape.learning.fast.gradients import in_one_batch
+from fedscape.learning.layers import RectifiedNorm, trainable_copy
+
+NETWORKS = {
+    "cnn": (lambda: models.cnn((1, 8, 8), 3), (8, 8), {"drop", "pool"}),
+    "lenet5": (lambda: models.lenet5((1, 28, 28), 3), (28, 28), {"pool"}),
+    "lstm": (lambda: models.char_lstm(7, embedding=3, hidden=4), (5,), {"recur"}),
+    "resnet18": (lambda: models.resnet18((3, 16, 16), 3, width=8), (16, 16, 3), {"norm"}),
+    "mobilenet_v2": (lambda: models.mobilenet_v2((3, 32, 32), 3, width=0.25), (32, 32, 3), {"norm", "depthwise"}),
+}
+
+
+def as_kernels(monkeypatch):
+    """The plain twins stand in for kernels, on any tensor; the names of those that were called."""
+    called = set()
+
+    def standing_in(owner, name, twin):
+        def call(*arguments, **named):
+            called.add(twin)
+            return getattr(plain_kernels, twin)(*arguments, **named)
+
+        monkeypatch.setattr(owner, name, call)
+
+    monkeypatch.setattr(folded, "runs_kernels", lambda x: x.is_floating_point())
+    standing_in(folded.norms, "norm", "norm")
+    standing_in(folded.pooling, "pool", "pool")
+    standing_in(folded.recurrence, "recur", "recur")
+    standing_in(folded.depthwise, "convolve", "depthwise")
+    standing_in(folded, "drop", "drop")
+    return called
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_network_with_kernels_has_the_gradients_of_one_without(name, monkeypatch):
+    make, shape, kernels = NETWORKS[name]
+    torch.manual_seed(0)
+    local = LocalSGD(make().double(), cross_entropy, lr=0.1, epochs=1, batch_size=4)
+    rng, module = np.random.default_rng(0), trainable_copy(local.model)
+    params = {n: p.detach() + 0.1 * torch.randn(3, *p.shape, dtype=p.dtype) for n, p in module.named_parameters()}
+    dropping = [n for n, m in module.named_modules() if type(m).__name__ == "KeyedDropout" and m.p > 0]
+    random = {f"{n}.key": torch.randint(1, 999, (3, 2), dtype=torch.int32) for n in dropping}
+    x = rng.integers(0, 7, (3, 4, *shape)) if name == "lstm" else rng.normal(size=(3, 4, *shape))
+    batch = (params, random, torch.tensor(x), torch.tensor(rng.integers(0, 3, (3, 4))), torch.full((3, 4), 0.25))
+    want, _ = in_one_batch(local, folded.folded(module, kernels=False))(*batch)
+    called = as_kernels(monkeypatch)
+    found, _ = in_one_batch(local, folded.folded(module))(*batch)
+    assert called == kernels
+    for n, gradient in want.items():
+        assert torch.allclose(found[n], gradient, rtol=1e-7, atol=1e-9 * float(gradient.abs().max() + 1)), n
+
+
+def test_rectifiers_go_into_the_norm_or_pool_before_them_and_nowhere_else():
+    layers = nn.Sequential(
+        *(nn.GroupNorm(1, 2), nn.ReLU6(), nn.MaxPool2d(2), nn.ReLU(), nn.Conv2d(2, 2, 1), nn.ReLU()),
+        *(nn.GroupNorm(1, 2), nn.Tanh(), nn.MaxPool2d(2), nn.ReLU6()),
+    )
+    twin = folded.folded(layers)
+    assert (twin[0].lowest, twin[0].highest, twin[2].rectified, twin[6].lowest, twin[8].rectified) == (
+        *(True, 6.0, True),
+        *(False, False),
+    )
+    assert [type(twin[i]).__name__ for i in (1, 3, 5, 9)] == ["Identity", "Identity", "ReLU", "ReLU6"]
+    x = 9 * torch.randn(3, 2, 8, 8)
+    params = {n: p[None] for n, p in layers.named_parameters()}
+    assert torch.allclose(torch.func.functional_call(twin, params, (x,)), layers(x), atol=1e-6)
+
+
+def test_a_pool_that_is_not_two_by_two_stays():
+    for pool in (
+        nn.MaxPool2d(3),
+        nn.MaxPool2d(2, stride=1),
+        nn.MaxPool2d(2, padding=1),
+        nn.MaxPool2d(2, ceil_mode=True),
+    ):
+        assert isinstance(folded.folded(nn.Sequential(nn.Conv2d(1, 1, 1), pool))[1], nn.MaxPool2d)
+
+
+def test_a_rectified_norm_is_a_norm_a_sum_and_a_rectifier():
+    layer, x, beside = RectifiedNorm(2, 4), torch.randn(3, 4, 5, 5), torch.randn(3, 4, 5, 5)
+    plain = nn.GroupNorm(2, 4)(x)
+    assert torch.equal(layer(x), plain.relu())
+    assert torch.equal(layer(x, beside), (plain + beside).relu())
+
+
+def test_a_kernel_that_is_wrong_is_not_admitted(monkeypatch):
+    """Its layer is compared with torch's own, also where nothing else of the network says so."""
+    local = LocalSGD(models.resnet18((3, 16, 16), 3, width=8), cross_entropy, lr=0.1, epochs=1, batch_size=4)
+    module = trainable_copy(local.model)
+    params = {n: p.detach().expand(2, *p.shape).clone() for n, p in module.named_parameters()}
+    batch = program.Batch(
+        torch.rand(2, 4, 16, 16, 3), torch.zeros(2, 4, dtype=torch.int64), torch.full((2, 4), 0.25), {}
+    )
+    called = as_kernels(monkeypatch)
+    monkeypatch.setattr(admission, "runs_kernels", lambda x: True)
+    assert admission.foldable(local, module, params, batch).get_submodule("2").how.kernels
+    assert called
+    right = plain_kernels.norm
+    monkeypatch.setattr(plain_kernels, "norm", lambda *a, **named: right(*a, **named) * 1.001)
+    assert not admission.foldable(local, module, params, batch).get_submodule("2").how.kernels
+
+
+def test_biases_whose_gradients_cancel_do_not_settle_it():
+    """The key's bias of attention has no gradient but rounding; a wrong one that has is noticed."""
+    exact, other = torch.full((2, 3), 1e-8), torch.full((2, 3), 1e-3)
+    assert agreement._is_near(exact, other, 0.015, 1.0)
+    assert not agreement._is_near(torch.ones(2, 3), 1.1 * torch.ones(2, 3), 0.015, agreement.CANCELS)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton, whose interpreter has no GPU")
+def test_kernels_give_what_their_twins_give():
+    script = """
+    import torch
+    from fedscape.learning.fast.triton import convolutions, depthwise, norms, pooling, recurrence, sums
+    import plain_kernels as plain
+    torch.manual_seed(0)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    r = lambda *shape: torch.randn(*shape, device=device)
+    def near(a, b):
+        assert (a.double() - b.double()).norm() <= 1e-4 * b.double().norm() + 1e-9
+    def back(y, *leaves):
+        along = torch.randn_like(y)
+        return along.float(), torch.autograd.grad(y, leaves, along)
+    def leaves(*values):
+        return [v.double().requires_grad_() for v in values]
+    for clients, batch, h, w, c, out, kernel, padding, stride in CASES:
+        x, weight, bias = r(clients * batch, h, w, c), r(clients, out, *kernel, c), r(clients, out)
+        xs, ws, bs = leaves(x, weight, bias)
+        want = plain.convolve(xs, ws, bs, padding, stride)
+        near(convolutions.convolve(x, weight, bias, padding, stride, "ieee"), want)
+        along, grads = back(want, xs, ws, bs)
+        near(convolutions.to_images(along, weight, (h, w), padding, stride, "ieee"), grads[0])
+        for a, b in zip(convolutions.to_weights(x, along, clients, kernel, padding, stride, "ieee"), grads[1:]):
+            near(a, b)
+    for h, w, c, kernel, padding, stride in [(7, 6, 5, (3, 3), (1, 1), (1, 1)), (8, 9, 40, (3, 2), (1, 0), (2, 1))]:
+        x, weight = r(4, h, w, c), r(2, *kernel, c)
+        xs, ws = leaves(x, weight)
+        want = plain.depthwise(xs, ws, None, padding, stride)
+        near(depthwise.forward(x, weight, None, padding, stride), want)
+        along, grads = back(want, xs, ws)
+        near(depthwise.to_images(along, weight, (h, w), padding, stride), grads[0])
+        near(depthwise.to_weights(x, along, 2, kernel, padding, stride)[0], grads[1])
+    for side, c, groups, lowest, highest in [(4, 8, 2, True, 0.0), (5, 24, 3, True, 1.0), (40, 16, 4, False, 0.0)]:
+        x, beside, weight, bias = r(4, side, side, c) + 5, r(4, side, side, c), r(2, c), r(2, c)
+        held = leaves(x, beside, weight, bias)
+        want = plain.norm(*held, groups, 1e-5, lowest=lowest, highest=highest)
+        got, moments = norms.norm(x, beside, weight, bias, groups, 1e-5, lowest, highest)
+        near(got, want)
+        along, grads = back(want, *held)
+        for a, b in zip(norms.back(along, x, got, weight, moments, groups, True, lowest, highest), grads):
+            near(a, b)
+    for rectified in (True, False):
+        x = r(3, 7, 6, 5)
+        (xs,) = leaves(x)
+        want = plain.pool(xs, rectified=rectified)
+        got, index = pooling.pool(x, rectified)
+        near(got, want)
+        along, grads = back(want, xs)
+        near(pooling.unpool(along, index, 7, 6), grads[0])
+    driven, weight = r(6, 5, 64), r(2, 64, 16) / 4
+    ds, ws = leaves(driven, weight)
+    want = plain.recur(ds, ws)
+    out, cells, gates = recurrence.forward(driven, weight, "ieee")
+    near(out, want)
+    along, grads = back(want, ds)
+    near(recurrence.backward(along, weight, cells, gates, "ieee"), grads[0])
+    key, x = torch.randint(1, 2**31 - 1, (3, 2), dtype=torch.int32, device=device), r(3, 4, 6, 5, 5)
+    for channels in (False, True):
+        near(sums.drop(x, key, 0.3, 25 if channels else 1), plain.drop(x, key, 0.3, channels=channels))
+    for kinds, starts in [(1, 1), (1, 4), (3, 1), (3, 3), (3, 12)]:
+        now, start = (r(n, 5, 3, 3, 7).movedim(-1, 2) for n in (4 * kinds, starts))
+        weights = torch.rand((4, kinds) if kinds > 1 else 4, dtype=torch.float64, device=device)
+        near(sums.summed(now, start, weights), plain.summed(now, start, weights))
+    weight, gradient, rates = r(4, 5, 700), r(4, 5, 700), r(4)
+    want = weight.double() - rates.double()[:, None, None] * gradient.double()
+    sums.descend(weight, gradient, rates)
+    near(weight, want)
+    """
+    run = [sys.executable, "-c", textwrap.dedent(script).replace("CASES", repr(plain_kernels.CASES))]
+    paths = os.pathsep.join(sys.path)
+    env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": paths}
+    done = subprocess.run(run, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
