@@ -71,11 +71,10 @@ def new_file(path: Name, *, overwrite: bool) -> Iterator[Path]:
 def new_folder(path: Name, *, overwrite: bool, mark: str) -> Iterator[Path]:
     """Yield a draft folder that replaces `path` when the block ends, and is removed on an error.
 
-    An existing folder is replaced only if it holds the file `mark`. No other folder is ever removed.
+    An existing folder is replaced only if it holds the file `mark`. No other folder is ever removed, nor one that
+    appears while the block runs.
     """
-    target = free_target(path, overwrite=overwrite)
-    if target.exists() and not (target / mark).is_file():
-        raise DataError(f"{os.fspath(path)} holds no {mark}, so it is not replaced: choose another path")
+    target = _replaceable(path, overwrite, mark)
     draft = draft_beside(target)
     with writing(path):
         try:
@@ -83,6 +82,7 @@ def new_folder(path: Name, *, overwrite: bool, mark: str) -> Iterator[Path]:
             yield draft
             for entry in (*draft.rglob("*"), draft):
                 disk.sync(entry)
+            _replaceable(target, overwrite, mark)
             _put_in_place(draft, target)
         finally:
             shutil.rmtree(draft, ignore_errors=True)
@@ -93,6 +93,14 @@ def free_target(path: Name, *, overwrite: bool) -> Path:
     target = Path(os.path.realpath(path))
     if target.exists() and not overwrite:
         raise DataError(f"{os.fspath(path)} exists already: choose another path or pass overwrite=True")
+    return target
+
+
+def _replaceable(path: Name, overwrite: bool, mark: str) -> Path:
+    """Resolve the folder to write to; refuse one that may not be replaced."""
+    target = free_target(path, overwrite=overwrite)
+    if target.exists() and not (target / mark).is_file():
+        raise DataError(f"{os.fspath(path)} holds no {mark}, so it is not replaced: choose another path")
     return target
 
 

@@ -87,7 +87,7 @@ class Growing:
         self.dtype, self.shape = np.dtype(np.float64), ()
 
     def append(self, values: Array, name: str) -> None:
-        """Append these rows; all parts must have the same dtype and shape."""
+        """Append these rows; all parts must have the same dtype and shape, which no rows give, too."""
         if self.filled == 0:
             self.dtype, self.shape = values.dtype, values.shape[1:]
             self._head()
@@ -116,7 +116,7 @@ class Growing:
         row_bytes = self.dtype.itemsize * int(np.prod(self.shape, dtype=np.int64))
         head = header_of(self.dtype, shape, None if self.before is None else self.before * row_bytes)
         self.path.write_bytes(head)
-        self._hash.update(head)
+        self._hash = hashlib.sha256(head)
 
 
 def header_of(dtype: np.dtype[Any], shape: tuple[int, ...], begin: int | None) -> bytes:

@@ -167,8 +167,9 @@ class BranchLoss:
     """Cross entropy of the chosen branch, and of the others with smoothed labels: equation (4).
 
     Outputs are [batch, K, classes], targets [batch, 1 + K]: the class, then the weight w_k of each branch (one for the
-    chosen branch, zero for others; or shares). With s = (1 - smoothing) onehot + smoothing / classes the loss is
-    sum_k w_k CE(g_k, y) + strength / (K - 1) sum_k (1 - w_k) CE(g_k, s). Targets [batch, 1 + 3 K] add `contrast_loss`.
+    chosen branch, zero for others; or shares; all zero for a row that is not trained on). With W = sum_k w_k and
+    s = (1 - smoothing) onehot + smoothing / classes the loss is sum_k w_k CE(g_k, y) +
+    strength / (K - 1) sum_k (W - w_k) CE(g_k, s). Targets [batch, 1 + 3 K] add `contrast_loss`.
 
     >>> target = torch.tensor([[1.0, 1.0, 0.0]])
     >>> round(float(BranchLoss(0.5, 0.2)(torch.zeros(1, 2, 4), target)), 4)
@@ -195,7 +196,7 @@ class BranchLoss:
 
     def _pulling(self, logs: Tensor, chosen: Tensor, classes: Tensor) -> Tensor:
         k, n_classes = logs.shape[1:]
-        others = self.strength / (k - 1) * (1 - chosen)
+        others = self.strength / (k - 1) * (chosen.sum(dim=1, keepdim=True) - chosen)
         even = (others * (self.smoothing / n_classes))[:, :, None].expand(-1, -1, n_classes)
         label = even.scatter_add(2, classes, (chosen + (1 - self.smoothing) * others)[:, :, None])
         return -(label * logs).sum(dim=(1, 2))  # one sum: a short backward pass

@@ -117,6 +117,6 @@ class _Work:
     def _column(self, name: str, rows: Array, part: _Part, number: int) -> dict[str, Any]:
         values = self.stock.proxy.columns[name]
         file = Growing(part.folder / f"column-{number}.npy", len(rows), before=part.before)
-        for begin in range(0, len(rows), _ROWS):
+        for begin in range(0, len(rows) or 1, _ROWS):  # without rows, too: the file must say its type
             file.append(values[rows[begin : begin + _ROWS]], name)
         return {"name": name, **file.close()}

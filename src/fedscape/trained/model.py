@@ -38,7 +38,7 @@ from fedscape.types import Array
 MODEL = "model"  # its file in the folder of a run
 _BLOCK = 2**14  # rows predicted at once
 _TEMPORAL: dict[str, tuple[str, ...]] = {
-    "FedClock": ("features", "projections", "abstain"),
+    "FedClock": ("features", "projections", "abstain", "noise"),
     "FedTEM": ("choice",),
     "FedTEMBySums": ("choice",),
     "FedTKM": (),

@@ -39,6 +39,8 @@ from fedscape.formats import (
 )
 from fedscape.formats import parquet as parquet_module
 from fedscape.formats.arrow import Codes
+from fedscape.formats.files import new_folder
+from fedscape.formats.folder import INDEX
 from fedscape.formats.grouping import destinations
 
 
@@ -654,6 +656,27 @@ def test_an_existing_folder_is_replaced_only_on_request_and_only_if_it_is_ours(t
         two.save(tmp_path / "mine", overwrite=True)
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["f", "mine"]
     assert (tmp_path / "mine" / "letter").read_text() == "dear"
+
+
+@pytest.mark.parametrize(
+    ("overwrite", "mark", "message"),
+    [(False, INDEX, "exists already"), (False, "letter", "exists already"), (True, "letter", "so it is not replaced")],
+)
+def test_a_folder_that_appears_during_a_write_stays(tmp_path: Path, overwrite: bool, mark: str, message: str) -> None:
+    target = tmp_path / "f"
+
+    def write(target: Path, overwrite: bool, mark: str) -> None:
+        with new_folder(target, overwrite=overwrite, mark=INDEX) as draft:
+            (draft / INDEX).write_text("ours")
+            target.mkdir()
+            (target / mark).write_text("theirs")
+
+    with pytest.raises(DataError, match=message):
+        write(target, overwrite, mark)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["f"]
+    assert (target / mark).read_text() == "theirs"
+    write(tmp_path / "g", True, INDEX)
+    assert (tmp_path / "g" / INDEX).read_text() == "ours"
 
 
 def test_a_replacement_that_fails_keeps_the_old_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -540,3 +540,26 @@ def test_clients_written_shard_by_shard_are_those_of_one_plan(tmp_path, monkeypa
     with pytest.raises(DataError, match="category 0 has no rows"):
         sharded.write_clients(recipe, short, tmp_path / "no", n_clients=20)
     assert not (tmp_path / "no").exists()
+
+
+class FirstOfBlockEmpty:
+    """A population whose clients at multiples of BLOCK have no rows."""
+
+    n_categories = 3
+
+    def sample(self, n, *, seed, sizes=None):
+        counts = np.random.default_rng(seed).multinomial(2, [0.5, 0.3, 0.2], n)
+        counts[0] = 0
+        return counts
+
+
+def test_a_shard_whose_clients_have_no_rows_is_read_like_any_other(tmp_path, monkeypatch):
+    monkeypatch.setattr(sharded, "SHARD", BLOCK)
+    rows = Federation.from_clients([{"y": np.arange(30) % 3, "x": np.ones((30, 2), dtype=np.float32)}])
+    recipe, n = FromMixture(FirstOfBlockEmpty()), BLOCK + 1
+    sharded.write_clients(recipe, rows, tmp_path / "f", n_clients=n, seed=3, tasks=Threads(1))
+    written = Federation.load(tmp_path / "f")
+    whole = plan(recipe, rows, n_clients=n, seed=3, policy="independent").federation()
+    assert np.flatnonzero(written.sizes == 0).tolist() == [0, BLOCK]
+    assert written.fingerprint() == whole.fingerprint()
+    assert all(written[name].dtype == whole[name].dtype for name in whole.columns)

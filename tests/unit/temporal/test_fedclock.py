@@ -219,9 +219,10 @@ def test_the_contrast_corrected_for_shares_learns_the_odds_of_balanced_modes():
         assert float(branch_evidence(logits.detach())) == pytest.approx(odds, abs=1e-4)
 
 
-def test_rows_held_out_are_looked_at_and_never_trained_on():
+@pytest.mark.parametrize("strength", [0.0, 0.5])
+def test_rows_held_out_are_looked_at_and_never_trained_on(strength):
     fed, _ = population(20, 8)
-    method = FedClock(training(), Linear(16), held=0.25)
+    method = FedClock(training(), Linear(16), held=0.25, strength=strength)
     state, few = method.start(0), fed.take(slice(0, 4))
     held = looked_at(few, 0.25, 10)[1]
     assert held.sum() == 8

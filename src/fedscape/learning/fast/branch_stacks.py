@@ -48,7 +48,7 @@ def branch_gradient(output: Tensor, target: Tensor, share: Tensor, k: int, pull:
     chances = (logits - top).exp_()
     total = chances.sum(3, True)
     chosen = target[:, :, 1 : 1 + k]
-    others = (1 - chosen).mul_(strength / (k - 1))
+    others = (chosen.sum(2, True) - chosen).mul_(strength / (k - 1))
     mass = chosen + others
     if target.shape[2] > 1 + k:  # the contrast of modes
         modes, log_shares = target[:, :, 1 + k : 1 + 2 * k], target[:, :, 1 + 2 * k :]
