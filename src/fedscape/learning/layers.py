@@ -283,9 +283,9 @@ def initialised(model: Module, seed: int) -> Module:
 @contextmanager
 def drawing(seed: int) -> Iterator[None]:
     """Weights drawn inside come from this seed; the global generator is afterwards as it was before."""
-    seeded = torch.manual_seed if torch.cuda.is_initialized() else torch.default_generator.manual_seed
+    seeded = torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed
     with torch.random.fork_rng(devices=[]):
-        seeded(seed)  # without a GPU in use, the first would keep a traceback of each call for the day that one is
+        seeded(seed)  # without a GPU the first would keep a traceback of each call
         yield
 
 

@@ -62,7 +62,7 @@ class Trainer(Device):
 
     @property
     def strategy(self) -> str:
-        """How clients are trained: "sequential", "vmap", "compiled" or "stacked"."""
+        """How clients are trained: "sequential", "vmap", "recorded", "compiled" or "stacked"."""
         return self.reference
 
     @property

@@ -187,7 +187,7 @@ class FedPer(Computation):
                 with torch.no_grad():
                     p.copy_(fixed[name])
                 p.requires_grad_(False)
-        compiled = trainer_of(self.local).strategy == "compiled"
+        compiled = trainer_of(self.local).strategy in ("compiled", "recorded")
         return replace(self.training, model=model, strategy="vmap" if compiled else self.local.strategy)
 
     def coded_columns(self) -> Sequence[str]:

@@ -12,7 +12,7 @@ import torch
 from fedscape.learning.batches import Batch
 from fedscape.learning.fast.agreement import LAYER, ROUGH, agree, layers_agree
 from fedscape.learning.fast.conv import runs_kernels
-from fedscape.learning.fast.folded import Folded, folded
+from fedscape.learning.fast.folded import LAYERS, folded
 from fedscape.learning.fast.gradients import in_one_batch, unfactored
 from fedscape.learning.layers import Module, trainable_copy
 from fedscape.learning.local import LocalSGD
@@ -20,14 +20,13 @@ from fedscape.learning.loop import by_client, precise
 from fedscape.types import Tensors
 
 EXACTLY = 1e-4  # how far outputs and gradients of one layer by a kernel may be from torch's own in float32
-FEW_ROWS = 4  # of a client, to see whether a model may be folded
 
 
 def foldable(local: LocalSGD, module: Module, params: Tensors, batch: Batch) -> Module | None:
     """The folded model, if it gives the gradients of client by client on this batch; None if it does not.
 
     Its kernels are used, and products are tf32 or bf16, if each of its layers then agrees with torch's own in the
-    model's own type (`layers_agree`).
+    model's own type (`layers_agree`): those with weights, and pools, dropout and recurrent cells.
     """
     exact = replace(local, precision="exact")
     if not _folds(exact, module, params, batch):
@@ -42,18 +41,18 @@ def foldable(local: LocalSGD, module: Module, params: Tensors, batch: Batch) -> 
         return plain
     gradient, within = in_one_batch(exact, plain), EXACTLY if local.precision == "exact" else LAYER
     run, exactly = partial(gradient, *arguments), partial(precise, exact)
-    return quick if layers_agree(plain, quick, Folded, run, exactly, within=within) else plain
+    return quick if layers_agree(plain, quick, LAYERS, run, exactly, within=within) else plain
 
 
 def _folds(local: LocalSGD, module: Module, params: Tensors, batch: Batch) -> bool:
-    """Whether a few rows of two clients have the same gradients folded as client by client.
+    """Whether two clients have the same gradients folded as client by client, all their rows counting alike.
 
     In float64, if the loss takes it: a network may multiply rounding so much that float32 settles nothing.
     """
-    clients = torch.nonzero(batch.share.sum(dim=1) > 0).flatten()[:2]
-    if len(clients) < 2:
-        clients = torch.arange(min(2, len(batch.y)), device=batch.share.device)
-    x, y, share = (values[clients, :FEW_ROWS] for values in (batch.x, batch.y, batch.share))
+    with_rows = (batch.share > 0).any(dim=1).to(torch.int8)
+    clients = torch.argsort(with_rows, descending=True, stable=True)[:2]
+    even = torch.full_like(batch.share, 1 / batch.share.shape[1])  # also of rows that count for nothing
+    x, y, share = (values[clients] for values in (batch.x, batch.y, even))
     random = {name: keys[clients] for name, keys in batch.random.items()}
     with precise(local):
         for dtype, within in ((torch.float64, 1e-6), (local.dtype, 1e-3)):

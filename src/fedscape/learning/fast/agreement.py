@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+from torch import nn
 from torch.func import functional_call
 
 from fedscape.learning.layers import Module
@@ -49,7 +50,7 @@ def same_lengths(one: Mapping[str, Tensor], other: Mapping[str, Tensor], within:
 def layers_agree(
     exact: Module,
     quick: Module,
-    kind: type,
+    kind: type | tuple[type, ...],
     run: Callable[[], Any],
     exactly: Callable[[], AbstractContextManager[None]] = nullcontext,
     *,
@@ -60,16 +61,17 @@ def layers_agree(
     Outputs, and gradients of inputs and parameters, are compared at the inputs and output gradients of `run`, one pass
     of the exact network; within `exactly` products are exact.
     """
-    calls: list[dict[str, Any]] = []
+    calls: list[_Call] = []
 
-    def look(layer: Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        own = {name: p.detach() for name, p in layer.named_parameters()}
-        calls.append({"path": paths[id(layer)], "x": inputs[0].detach(), "params": own})
+    def look(layer: Module, inputs: tuple[Any, ...], output: Tensor) -> None:
+        arguments = tuple(paths[id(x)] if isinstance(x, nn.Module) else x.detach() for x in inputs)
+        calls.append(call := _Call(exact, paths[id(layer)], arguments))
         if output.requires_grad:
-            output.register_hook(lambda grad, call=calls[-1]: call.update(grad=grad.detach()))
+            output.register_hook(call.note)
 
-    paths = {id(layer): path for path, layer in exact.named_modules() if isinstance(layer, kind)}
-    hooks = [exact.get_submodule(path).register_forward_hook(look) for path in paths.values()]
+    paths = {id(layer): path for path, layer in exact.named_modules()}
+    layers: list[Module] = [layer for layer in exact.modules() if isinstance(layer, kind)]
+    hooks = [layer.register_forward_hook(look) for layer in layers]
     try:
         with exactly():
             run()
@@ -77,30 +79,64 @@ def layers_agree(
         for hook in hooks:
             hook.remove()
     for call in calls:
-        if "grad" in call:
-            with exactly():
-                want = _pass(exact.get_submodule(call["path"]), call)
-            short = _pass(quick.get_submodule(call["path"]), call)
-            terms = float(call["grad"].norm())
-            for name, exactly_so in want.items():
-                least = CANCELS * terms if name == "bias" else 0.0
-                if not _is_near(exactly_so, short[name], within, least):
-                    return False
+        with exactly():
+            want = call.again(exact)
+        short = call.again(quick)
+        terms = 0.0 if call.grad is None else float(call.grad.norm())
+        for name, exactly_so in want.items():
+            least = CANCELS * terms if name.endswith("bias") else 0.0
+            if not _is_near(exactly_so, short[name], within, least):
+                return False
     return True
 
 
-def _pass(layer: Module, call: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Output of one layer, and gradients of its inputs and of the parameters that are trained."""
-    trained = {name for name, p in layer.named_parameters() if p.requires_grad}
-    leaves = {name: p.clone().requires_grad_(name in trained) for name, p in call["params"].items()}
-    x = call["x"].clone()
-    x = x.requires_grad_() if x.is_floating_point() else x
-    with torch.enable_grad():
-        output = functional_call(layer, leaves, (x,))
-        wanted = {name: p for name, p in {**leaves, "inputs": x}.items() if p.requires_grad}
-        grad = call["grad"].to(output.dtype)
-        grads = torch.autograd.grad(output, list(wanted.values()), grad, allow_unused=True, materialize_grads=True)
-    return {"output": output.detach(), **dict(zip(wanted, grads, strict=True))}
+class _Call:
+    """One call of a layer: its inputs (other layers by path), what it held, and the gradient of its output if any."""
+
+    def __init__(self, network: Module, path: str, inputs: tuple[Any, ...]) -> None:
+        self.path, self.inputs = path, inputs
+        held = _Layer(network, path, inputs)
+        self.held = {n: v.detach() for n, v in (*held.named_parameters(), *held.named_buffers())}
+        self.grad: Tensor | None = None
+
+    def note(self, grad: Tensor) -> None:
+        """Keep the gradient of the output."""
+        self.grad = grad.detach()
+
+    def again(self, network: Module) -> dict[str, Tensor]:
+        """The output in this network, and the gradients of inputs and of the parameters that are trained."""
+        layer = _Layer(network, self.path, self.inputs)
+        trained = {n for n, p in layer.named_parameters() if p.requires_grad}
+        held = {n: v.clone().requires_grad_(n in trained) for n, v in self.held.items()}
+        tensors = {f"inputs {i}": x.clone() for i, x in enumerate(self.inputs) if isinstance(x, torch.Tensor)}
+        with torch.set_grad_enabled(self.grad is not None):
+            for x in tensors.values():
+                x.requires_grad_(self.grad is not None and x.is_floating_point())
+            output = functional_call(layer, held, tuple(tensors.values()))
+            results = {"output": output.detach()}
+            if self.grad is not None:
+                wanted = {n: v for n, v in {**held, **tensors}.items() if v.requires_grad}
+                how: dict[str, Any] = {"allow_unused": True, "materialize_grads": True}
+                grads = torch.autograd.grad(output, list(wanted.values()), self.grad.to(output.dtype), **how)
+                results |= dict(zip(wanted, grads, strict=True))
+        return results
+
+
+class _Layer(nn.Module):  # type: ignore[misc]
+    """A layer of a network with those it is called with, so that the weights of all can be exchanged."""
+
+    def __init__(self, network: Module, path: str, inputs: tuple[Any, ...]) -> None:
+        super().__init__()
+        self.layer, self.inputs = network.get_submodule(path), inputs
+        self.others = nn.ModuleDict(
+            {str(i): network.get_submodule(x) for i, x in enumerate(inputs) if isinstance(x, str)}
+        )
+
+    def forward(self, *tensors: Tensor) -> Tensor:
+        left = iter(tensors)
+        arguments = [self.others[str(i)] if isinstance(x, str) else next(left) for i, x in enumerate(self.inputs)]
+        output: Tensor = self.layer(*arguments)
+        return output
 
 
 def _is_near(a: Tensor, b: Tensor, within: float, least: float) -> bool:

@@ -18,7 +18,7 @@ from torch.nn.grad import conv2d_input
 
 from fedscape.types import Tensor
 
-EXACT = "tf32x3"  # three tf32 products for one of float32, with errors of float32 (benchmarks/gpu.py --only exact)
+EXACT = "tf32x3"  # three tf32 products for one of float32, with errors of float32
 HAS_TRITON = find_spec("triton") is not None  # looked for once: a compiler that follows the model stops where files are
 Pair = tuple[int, int]
 

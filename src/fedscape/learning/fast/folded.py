@@ -345,14 +345,13 @@ class _LowRank(Folded):
 
     def forward(self, x: Tensor) -> Tensor:
         whole = self.layer(x)
-        kind, clients = whole.dtype, len(self.down)
+        kind, clients = whole.dtype, max(len(self.down), len(self.up))  # a frozen one is one for all
         rows = x.reshape(clients, -1, x.shape[-1]).to(kind)
-        thin = rows @ self.down.to(kind).transpose(1, 2)
-        update = torch.baddbmm(
-            whole.reshape(clients, -1, whole.shape[-1]), thin, self.up.to(kind).transpose(1, 2), alpha=self.factor
-        )
-        return update.reshape(whole.shape)
+        update = rows @ self.down.to(kind).transpose(1, 2) @ self.up.to(kind).transpose(1, 2)
+        return whole + self.factor * update.reshape(whole.shape)
 
+
+LAYERS = (Folded, _Pool, _Dropout, _Cells)  # what may run kernels or take products in shorter numbers
 
 _FORMS: dict[type, Callable[[Any, How], Module]] = {
     nn.Linear: FoldedLinear,

@@ -315,7 +315,7 @@ class Program:
         probes: Mapping[str, tuple[int, ...]],
         trails: Mapping[str, Trail],
     ) -> FoldedGradient:
-        """The compiled gradient, or the eager one where the compiler fails or the compiled one disagrees."""
+        """The gradient; the compiled one if it is asked for, unless the compiler fails or it disagrees."""
         local, inputs = self.local, (batch.random, batch.x, batch.y, batch.share)
         if self.twin is None or len(batch.y) == 1:
             want_of = self._by_client()

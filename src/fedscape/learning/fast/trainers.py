@@ -31,8 +31,8 @@ _COMPILING = threading.Lock()  # torch compiles one function at a time, and a GP
 def pick(local: LocalSGD) -> Trainer:
     """The trainer of these settings.
 
-    "compiled" programs on a GPU, "stacked" for a stack of linear layers on a CPU (with SGD and no early stopping), else
-    one client after the other with fused linear layers, or vmap.
+    "recorded" programs on a GPU ("compiled" if asked for), "stacked" for a stack of linear layers on a CPU (with SGD
+    and no early stopping), else one client after the other with fused linear layers, or vmap.
     """
     if local.strategy in ("compiled", "recorded") or (local.strategy in ("auto", "stacked") and local.on_gpu):
         return ProgramTrainer(local)

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedscape.learning import LocalSGD, cross_entropy, models
+from fedscape.learning import Adapted, LocalSGD, cross_entropy, models
 from fedscape.learning.fast import admission, agreement, folded, program
 from fedscape.learning.fast.gradients import in_one_batch
 from fedscape.learning.layers import RectifiedNorm, trainable_copy
@@ -100,21 +100,70 @@ def test_a_rectified_norm_is_a_norm_a_sum_and_a_rectifier():
     assert torch.equal(layer(x, beside), (plain + beside).relu())
 
 
-def test_a_kernel_that_is_wrong_is_not_admitted(monkeypatch):
-    """Its layer is compared with torch's own, also where nothing else of the network says so."""
-    local = LocalSGD(models.resnet18((3, 16, 16), 3, width=8), cross_entropy, lr=0.1, epochs=1, batch_size=4)
+WRONG = {  # a network, a kernel, and how it is wrong
+    "norm": ("resnet18", "norm", lambda right: lambda x, beside, *a, **how: right(x, beside, *a, **how) * 1.001),
+    "sum": (
+        "resnet18",
+        "norm",
+        lambda right: lambda x, b, *a, **how: right(x, None if b is None else 1.01 * b, *a, **how),
+    ),
+    "pool": ("lenet5", "pool", lambda right: lambda x, **how: right(x, **how) * 1.001),
+    "drop": ("cnn", "drop", lambda right: lambda x, *a, **how: right(x, *a, **how) * 1.001),
+    "cells": ("lstm", "recur", lambda right: lambda driven, weight, *a: right(driven, 1.01 * weight, *a)),
+    "depthwise": ("mobilenet_v2", "depthwise", lambda right: lambda x, w, *a: right(x, 1.001 * w, *a)),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_kernel_that_is_wrong_is_not_admitted(what, monkeypatch):
+    """Its layer is compared with torch's own, also where little else of the network says so."""
+    name, kernel, wrong = WRONG[what]
+    make, shape, _ = NETWORKS[name]
+    local = LocalSGD(make(), cross_entropy, lr=0.1, epochs=1, batch_size=4)
     module = trainable_copy(local.model)
     params = {n: p.detach().expand(2, *p.shape).clone() for n, p in module.named_parameters()}
-    batch = program.Batch(
-        torch.rand(2, 4, 16, 16, 3), torch.zeros(2, 4, dtype=torch.int64), torch.full((2, 4), 0.25), {}
-    )
-    called = as_kernels(monkeypatch)
+    dropping = [n for n, m in module.named_modules() if type(m).__name__ == "KeyedDropout" and m.p > 0]
+    random = {f"{n}.key": torch.randint(1, 999, (2, 2), dtype=torch.int32) for n in dropping}
+    x = torch.randint(0, 7, (2, 4, *shape)) if name == "lstm" else torch.rand(2, 4, *shape)
+    batch = program.Batch(x, torch.zeros(2, 4, dtype=torch.int64), torch.full((2, 4), 0.25), random)
+
+    def has_kernels():
+        twin = admission.foldable(local, module, params, batch)
+        return {layer.how.kernels for layer in twin.modules() if hasattr(layer, "how")}
+
+    as_kernels(monkeypatch)
     monkeypatch.setattr(admission, "runs_kernels", lambda x: True)
-    assert admission.foldable(local, module, params, batch).get_submodule("2").how.kernels
-    assert called
-    right = plain_kernels.norm
-    monkeypatch.setattr(plain_kernels, "norm", lambda *a, **named: right(*a, **named) * 1.001)
-    assert not admission.foldable(local, module, params, batch).get_submodule("2").how.kernels
+    assert has_kernels() == {True}
+    monkeypatch.setattr(plain_kernels, kernel, wrong(getattr(plain_kernels, kernel)))
+    assert has_kernels() == {False}
+
+
+class Chunks(nn.Module):
+    """Looks at other rows, four at a time."""
+
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.out(torch.cat([c - c.mean(dim=0) for c in x.split(4)]))
+
+
+@pytest.mark.parametrize("share", [[0.1] * 10, [0.0] * 9 + [1.0], [0.0] * 10], ids=["all", "one", "none"])
+def test_a_model_that_mixes_rows_is_not_folded_whatever_they_count(share):
+    local = LocalSGD(Chunks(), cross_entropy, lr=0.1, epochs=1, batch_size=10)
+    params = {n: p.detach().expand(3, *p.shape).clone() for n, p in local.model.named_parameters()}
+    batch = program.Batch(torch.randn(3, 10, 6), torch.zeros(3, 10, dtype=torch.int64), torch.tensor([share] * 3), {})
+    assert admission.foldable(local, trainable_copy(local.model), params, batch) is None
+
+
+@pytest.mark.parametrize("factors", ["both", "up"])
+def test_adapters_are_folded(factors):
+    net = Adapted(models.mlp(6, 8, 3), rank=2, factors=factors)
+    local = LocalSGD(net, cross_entropy, lr=0.1, epochs=1, batch_size=4)
+    params = {n: p.detach() + torch.randn(3, *p.shape) for n, p in net.named_parameters() if p.requires_grad}
+    batch = program.Batch(torch.randn(3, 4, 6), torch.zeros(3, 4, dtype=torch.int64), torch.full((3, 4), 0.25), {})
+    assert admission.foldable(local, trainable_copy(net), params, batch) is not None
 
 
 def test_biases_whose_gradients_cancel_do_not_settle_it():
