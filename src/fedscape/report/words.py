@@ -92,10 +92,18 @@ def of_stages(section: About, what: str) -> str:
 
 
 def called_in(section: About, row: About) -> str:
-    """Name a method, with its number of clients if it left the tournament before the last stage.
+    """Name a method, with its clients or rounds if it left the tournament before the last stage.
 
-    >>> called_in({"clients": 300}, {"called": "IFCA", "clients": 60})
-    'IFCA (60 clients)'
+    >>> stages = [{"methods": ["fedavg", "ifca"]}, {"methods": ["fedavg"]}]
+    >>> row = {"method": "ifca", "called": "IFCA", "baseline": False, "clients": 60, "rounds": 20}
+    >>> called_in({"clients": 300, "stages": stages}, row), called_in({"clients": 60, "stages": stages}, row)
+    ('IFCA (60 clients)', 'IFCA (left after 20 rounds)')
     """
-    left = row.get("clients", section["clients"]) != section["clients"]
-    return f"{row['called']} ({row['clients']:,} clients)" if left else str(row["called"])
+    playing = [row["method"] in stage["methods"] for stage in section["stages"]]
+    if row["baseline"] or playing[-1]:
+        return str(row["called"])
+    if row.get("clients", section["clients"]) != section["clients"]:
+        return f"{row['called']} ({row['clients']:,} clients)"
+    if row.get("rounds"):
+        return f"{row['called']} (left after {row['rounds']} rounds)"
+    return f"{row['called']} (left in stage {len(playing) - playing[::-1].index(True)})"

@@ -6,7 +6,7 @@ from typing import Any
 
 from fedscape.display import decimals
 from fedscape.methods import METHODS
-from fedscape.studies.answers import ENDS, WORTH_IT, Item, answer_item, percent, points, verdict
+from fedscape.studies.answers import ENDS, WORTH_IT, Item, answer_item, in_last_stage, percent, points, verdict
 from fedscape.studies.budget import BUDGETS
 from fedscape.studies.choose import WORTH
 from fedscape.studies.intervals import FEW
@@ -28,7 +28,7 @@ def advise(result: dict[str, Any]) -> list[Item]:
     elif "learn" in result:
         learn = result["learn"]
         best = next((row for row in learn["true"] if row["method"] == learn["advised"]), None)
-        items += [_method(learn, best)]
+        items += [_method(learn, best, rounds=result["about"]["asked"]["rounds"])]
         if best is not None:
             items += [_worth(learn, best), _alone(learn, best), joining_item(learn), _worst(learn, best)]
             items += [_cohort(learn), _cost(learn, best), _planning(learn)]
@@ -107,7 +107,7 @@ def _called(learn: dict[str, Any], method: str) -> str:
     return str(next(row["called"] for row in learn["true"] if row["method"] == method))
 
 
-def _method(learn: dict[str, Any], best: Item | None) -> Item:
+def _method(learn: dict[str, Any], best: Item | None, *, rounds: int | None) -> Item:
     question, over = "Which method?", learn["over"]
     lead = (
         f"{_called(learn, learn['best'])}, the most accurate, {'leads' if over['value'] >= 0 else 'has'} {points(over)}"
@@ -116,7 +116,7 @@ def _method(learn: dict[str, Any], best: Item | None) -> Item:
     if best is None:
         text = (
             f"None: no method is shown to beat guessing. {lead} over '{over['baseline']}', which needs no training, "
-            f"where the interval would have to lie above 0{unsettled(learn)}.{climbing_text(learn)} {held}"
+            f"where the interval would have to lie above 0{unsettled(learn)}.{climbing_text(learn, rounds)} {held}"
         )
         return answer_item(question, "none", text, over)
     others = [_called(learn, name) for name in learn["tied"] if name != best["method"]]
@@ -133,11 +133,14 @@ def _method(learn: dict[str, Any], best: Item | None) -> Item:
         text += (
             f" The simplest method that is not shown to be a point or more behind is {simplest['called']}, {behind}."
         )
-    return answer_item(question, answer, f"{text}{climbing_text(learn)} {held}", best["together"])
+    return answer_item(question, answer, f"{text}{climbing_text(learn, rounds)} {held}", best["together"])
 
 
-def climbing_text(learn: dict[str, Any]) -> str:
-    """Name the methods that may still overtake by climbing on, each with what its last rounds brought."""
+def climbing_text(learn: dict[str, Any], rounds_asked: int | None) -> str:
+    """Name the methods that may still overtake by climbing on, each with what its last rounds brought.
+
+    Rounds that were asked for are those of every budget.
+    """
     rounds = {row["method"]: row.get("rounds") for row in learn["true"]}
     which = [
         f"{_called(learn, name)} ({100 * brought:+.1f} points in the second half of its {rounds[name]} rounds)"
@@ -145,7 +148,8 @@ def climbing_text(learn: dict[str, Any]) -> str:
     ]
     if not which:
         return ""
-    more = "a larger --budget trains longer" if learn["budget"] != _LARGEST else "so do more --rounds"
+    larger = rounds_asked is None and learn["budget"] != _LARGEST
+    more = "a larger --budget trains longer" if larger else "so do more --rounds"
     return f" Still climbing, so that more rounds may change the advice: {listed_names(which)}; {more}."
 
 
@@ -208,17 +212,19 @@ def stability_text(learn: dict[str, Any]) -> str:
 
 
 def _worth(learn: dict[str, Any], best: Item) -> Item | None:
+    from fedscape.report.words import called_in
+
     question = "Is personalisation worth it?"
     others = [r for r in learn["true"] if r["gain"] is not None and r["gain"]["value"] is not None]
     # training alone is not personalisation, nor are trees and a GLM for all clients
     others = [r for r in others if r["method"] != "local" and METHODS[r["method"]].family == "personal"]
     if not others:
         return None
-    last = [r for r in others if r["clients"] == learn["clients"]]  # those that were not left behind in a stage before
+    last = [r for r in others if in_last_stage(learn, r)]  # a gain of a stage before is over a FedAvg of that stage
     personal = best if best in others else max(last or others, key=lambda r: r["gain"]["value"])
     answer, gain = verdict(personal["gain"]), personal["gain"]
     verb = "gains" if gain["value"] >= 0 else "has"
-    body = f"{personal['called']} {verb} {points(gain)} over FedAvg, paired, corrected for all comparisons"
+    body = f"{called_in(learn, personal)} {verb} {points(gain)} over FedAvg, paired, corrected for all comparisons"
     body += _one_seed(learn)
     if answer == "yes":
         better = personal.get("better")
@@ -337,7 +343,7 @@ def _cohort(learn: dict[str, Any]) -> Item:
 
 def _cost(learn: dict[str, Any], best: Item) -> Item:
     cost = next(c for c in learn["costs"] if c["method"] == best["method"])
-    settled, rounds = learn["settled"], cost.get("rounds", learn["rounds"])
+    rounds = cost.get("rounds", learn["rounds"])
     up, down, seconds = cost["bytes_up"] / 1000, cost["bytes_down"] / 1000, cost["seconds"]
     if best["method"] == "local":
         text = f"{best['called']}: clients send no model; {down:,.1f} kB down for the first one."
@@ -345,9 +351,18 @@ def _cost(learn: dict[str, Any], best: Item) -> Item:
     text = (
         f"{rounds} rounds, each {up:,.1f} kB up, {down:,.1f} kB down and {seconds['value']:.2g} s on a device "
         f"[{seconds['low']:.2g}, {seconds['high']:.2g} for the middle half of the clients; assumed: 1 GFLOP/s, "
-        f"1 MB/s up, 4 MB/s down]. FedAvg is within a point of its final accuracy after {settled} rounds."
+        f"1 MB/s up, 4 MB/s down].{_settling(learn)}"
     )
     return answer_item("What does it cost?", f"{rounds} rounds", text, cost["seconds"])
+
+
+def _settling(learn: dict[str, Any]) -> str:
+    """Say when FedAvg had settled; nothing where its tournament was longer than the curve that says so."""
+    common = next(row for row in learn["true"] if row["method"] == "fedavg")
+    if (common.get("rounds") or 0) > learn["rounds"]:
+        return ""
+    rounds, settled = learn["rounds"], learn["settled"]
+    return f" FedAvg is within a point of its accuracy after {rounds} rounds by round {settled}."
 
 
 def _planning(learn: dict[str, Any]) -> Item | None:

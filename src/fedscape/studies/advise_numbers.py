@@ -13,7 +13,7 @@ from fedscape.studies.advise import (
     tied_text,
     unsettled,
 )
-from fedscape.studies.answers import WORTH_IT, Item, answer_item, points, verdict
+from fedscape.studies.answers import WORTH_IT, Item, answer_item, in_last_stage, points, verdict
 
 
 def advise_numbers(about: dict[str, Any]) -> list[Item | None]:
@@ -83,11 +83,14 @@ def _method(about: dict[str, Any], rows: dict[str, Item], best: Item | None) -> 
 
 
 def _personal(about: dict[str, Any], rows: dict[str, Item], best: Item) -> Item:
+    from fedscape.report.words import called_in
+
     others = [rows[name] for name in ("linear+", "hlcr")]
-    others = [row for row in others if row["clients"] == about["clients"]] or others
+    others = [row for row in others if in_last_stage(about, row)] or others
     one = best if best["method"] in ("linear+", "hlcr") else max(others, key=lambda row: float(row["gain"]["value"]))
     judgement, gain = verdict(one["gain"]), one["gain"]
-    body = f"{one['called']} has {points(gain)} of the variance over one linear model, paired, all comparisons together"
+    body = f"{called_in(about, one)} has {points(gain)} of the variance over one linear model, paired, "
+    body += "all comparisons together"
     if judgement == "yes":
         text = f"Worth it: {body}; {100 * one['better']:.0f}% of the {'sites' if about['sites'] else 'clients'} gain."
     else:

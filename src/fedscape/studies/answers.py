@@ -55,5 +55,14 @@ def percent(about: dict[str, float]) -> str:
     return f"{100 * about['value']:.1f}% [{ends[0]}, {ends[1]}]"
 
 
+def in_last_stage(section: dict[str, Any], row: Item) -> bool:
+    """Whether a method took part in the last stage, so that its numbers stand beside those of the advice.
+
+    >>> in_last_stage({"stages": [{"methods": ["fedavg", "ifca"]}, {"methods": ["fedavg"]}]}, {"method": "ifca"})
+    False
+    """
+    return bool(row["method"] in section["stages"][-1]["methods"])
+
+
 def answer_item(question: str, answer: str, text: str, about: dict[str, Any]) -> Item:
     return {"question": question, "answer": answer, "text": text} | {k: about.get(k) for k in ("value", "low", "high")}

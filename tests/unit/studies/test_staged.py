@@ -196,3 +196,17 @@ def test_a_method_comes_back_if_what_it_was_compared_with_is_no_longer_advised()
     assert "fedgmm" not in calls[1]
     assert "fedgmm" in stages[1].rivals
     assert "fedgmm" in calls[2]
+
+
+def test_a_forecast_is_checked_on_a_method_of_the_last_stage():
+    """FedGMM has the largest gain on simulated clients, but left: its gain here is over the FedAvg of its stage."""
+    from fedscape.studies.learn import _beside
+
+    order = ("fedavg", "fedem", "fedgmm", "local")
+    judged = play_of(LEVEL, [])(federation(60), LADDER[0], ("local", "fedavg", "fedem"))[0]
+    gains = {"fedavg": None, "fedem": {"value": 0.01}, "fedgmm": {"value": 0.09}, "local": {"value": -0.1}}
+    rows = [{"method": m, "called": m, "gain": gains[m], "accuracy": {"value": 0.7}} for m in order]
+    section = {"true": rows, "simulated": rows, "cohorts": [{"curve": [[2, 0.6], [4, 0.7]]}]}
+    choice = choose(judged)
+    told = _beside(section, judged, choice, choice, np.ones((60, 1)), order)["prediction"]
+    assert told["method"] == "fedem"

@@ -191,16 +191,66 @@ def test_training_alone_is_no_personalisation():
     from fedscape.studies.advise import _worth
 
     rows = [
-        {"method": m, "called": m, "accuracy": apart(v, v, v), "gain": g, "clients": 9}
+        {"method": m, "called": m, "baseline": False, "accuracy": apart(v, v, v), "gain": g, "clients": 9}
         for m, v, g in (
             ("fedavg", 0.7, None),
             ("fedem", 0.7, apart(0.001, -0.003, 0.004)),
             ("local", 0.9, apart(0.2, 0.1, 0.3)),
         )
     ]
-    item = _worth({"true": rows, "clients": 9, "seeds": 2, "sites": False, "capped": False}, rows[2])
+    stages = [{"methods": ["fedavg", "fedem", "local"], "settled": True}]
+    section = {"true": rows, "stages": stages, "clients": 9, "seeds": 2, "sites": False, "capped": False}
+    item = _worth(section, rows[2])
     assert item["answer"] == "not worth it"
     assert "fedem" in item["text"]
+
+
+def test_a_method_that_left_is_no_evidence_beside_a_common_one_with_more_rounds():
+    """Stages of the same clients differ in rounds alone: what left had its gain over FedAvg with fewer rounds."""
+    from fedscape.report.words import called_in
+    from fedscape.studies.advise import _worth
+
+    gains = {"fedavg": None, "ifca": apart(0.05, 0.03, 0.07), "fedem": apart(0.001, -0.003, 0.004)}
+    rounds = {"fedavg": 80, "ifca": 20, "fedem": 80}
+    rows = [
+        {"method": m, "called": m, "baseline": False, "gain": g, "better": 0.9, "clients": 30, "rounds": rounds[m]}
+        for m, g in gains.items()
+    ]
+    stages = [{"methods": list(gains), "settled": False}, {"methods": ["fedavg", "fedem"], "settled": True}]
+    section = {"true": rows, "stages": stages, "clients": 30, "seeds": 2, "sites": False, "capped": False}
+    item = _worth(section, rows[0])
+    assert item["answer"] == "not worth it"
+    assert item["text"].startswith("Not worth it: fedem")
+    alone = _worth(section | {"true": rows[:2]}, rows[0])  # none is left but one of a stage before
+    assert alone["text"].startswith("Worth it: ifca (left after 20 rounds) gains +5.0 points")
+    assert [called_in(section, row) for row in rows] == ["fedavg", "ifca (left after 20 rounds)", "fedem"]
+    rows[1]["rounds"] = None  # a GLM has none
+    assert called_in(section, rows[1]) == "ifca (left in stage 1)"
+    assert called_in(section, {"method": "majority", "called": "Commonest", "baseline": True}) == "Commonest"
+
+
+def test_who_gave_the_rounds_is_told_to_give_more():
+    from fedscape.studies.advise import climbing_text
+
+    section = {
+        "true": [{"method": "fedem", "called": "FedEM", "rounds": 40}], "climbing": {"fedem": 0.02}, "budget": "30s",
+    }  # fmt: skip
+    assert climbing_text(section, None).endswith("a larger --budget trains longer.")
+    assert climbing_text(section, 40).endswith("so do more --rounds.")
+    assert climbing_text(section | {"budget": "20min"}, None).endswith("so do more --rounds.")
+
+
+def test_fedavg_is_said_to_have_settled_only_as_far_as_its_curve_goes():
+    from fedscape.studies.advise import _cost
+
+    cost = {"method": "ifca", "bytes_up": 16, "bytes_down": 400, "rounds": 20, "seconds": apart(0.1, 0.1, 0.1)}
+
+    def text(rounds: int) -> str:
+        rows = [{"method": "fedavg", "rounds": rounds}]
+        return _cost({"costs": [cost], "settled": 12, "rounds": 20, "true": rows}, {"method": "ifca"})["text"]
+
+    assert text(20).endswith("4 MB/s down]. FedAvg is within a point of its accuracy after 20 rounds by round 12.")
+    assert text(80).endswith("4 MB/s down].")
 
 
 def test_verdicts_need_both_size_and_certainty():
