@@ -175,7 +175,7 @@ def test_a_wrong_option_is_named_as_it_is_typed(words, tmp_path):
         (["check", "t.csv", "--against", "t.csv", "--client", "b"], "t.csv is neither a study nor a population: give"),
         (
             ["describe", "t.csv", "--client", "a", "--column", "b"],
-            "has no value in row 1, nor in 1 others: keep the rows that have one, in pandas table[table['a'].notna()]",
+            "has no value in row 1, nor in 1 others: keep the rows that have one (in pandas table[table['a'].notna()]",
         ),
     ],
 )
