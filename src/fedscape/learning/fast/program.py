@@ -325,9 +325,10 @@ class Program:
         else:
             by_path = {path: trails[name] for path in probes if (name := member(path, "weight")) in trails}
             want_of = in_one_batch(local, self.twin)
-            plain = in_one_batch(local, self.twin, probes=probes, trails=by_path) if by_path else want_of
+            thin = in_one_batch(local, self.twin, probes=probes, trails=by_path)
             if not compiles(local):
-                return in_one_batch(local, self.twin, probes=probes, trails=by_path)
+                return thin
+            plain = thin if by_path else want_of
             quick = in_one_batch(local, self.twin, compiled, probes=probes, trails=by_path)
         with _Counted() as operations:
             want = unfactored(want_of(whole, *inputs)[0])

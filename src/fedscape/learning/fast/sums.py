@@ -30,14 +30,14 @@ def descend(weight: Tensor, gradient: Tensor, rates: Tensor) -> None:
 
 
 def of_moves(now: Tensors, start: Tensors, weights: Tensor) -> Tensors:
-    """The same for several arrays, by operations that a compiler fuses."""
+    """What `summed` gives for each of several arrays, by operations that a compiler fuses."""
     each = {n: p.unflatten(0, weights.shape).to(weights.dtype) - start[n].to(weights.dtype) for n, p in now.items()}
     factors = {n: weights.reshape(*weights.shape, *[1] * (p.ndim - 1)) for n, p in now.items()}
     return {n: (moved * factors[n]).sum(dim=0) for n, moved in each.items()}
 
 
 def of_moves_by_kernel(now: Tensors, start: Tensors, weights: Tensor) -> Tensors:
-    """The same for several arrays, each by one kernel."""
+    """What `summed` gives for each of several arrays, by a kernel for each."""
     begun = {n: _as_laid_out(p, start[n]) for n, p in now.items()}
     totals = {n: summed(p, begun[n], weights) for n, p in now.items()}
     return {n: total if weights.ndim == 2 else total[0] for n, total in totals.items()}
