@@ -145,12 +145,12 @@ def _to_weights(
         sample, r, s = row // (HO * WO), row // WO % HO * DOWN - UP, row % WO * RIGHT - LEFT
         at = ((sample * H + r) * W + s) * C
         if C % BK == 0:  # all of one tap of the kernel: whether it is in the image is said of rows alone
-            first = tl.program_id(0) * BK
-            i, j = first // C // KW, first // C % KW
+            place, first = tl.program_id(0) // (C // BK), tl.program_id(0) % (C // BK) * BK
+            i, j = place // KW, place % KW
             visible = inside_rows
             if UP + LEFT > 0:
                 visible = visible & (r + i >= 0) & (r + i < H) & (s + j >= 0) & (s + j < W)
-            begin = at + (i * W + j) * C + first % C
+            begin = at + (i * W + j) * C + first
             a = tl.load(x + begin[None, :] + tl.arange(0, BK)[:, None], mask=visible[None, :], other=0.0)
         else:
             i, j = tap // C // KW, tap // C % KW
