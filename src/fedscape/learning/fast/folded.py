@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn import functional
 
 from fedscape.learning.adapters import LowRank
-from fedscape.learning.fast import depthwise, norms, pooling, recurrence
+from fedscape.learning.fast import depthwise, moving, norms, pooling, recurrence
 from fedscape.learning.fast.conv import EXACT, can_convolve, convolve, patches_of, runs_kernels
 from fedscape.learning.fast.dropping import drop
 from fedscape.learning.fast.lowrank import FEW
@@ -92,11 +92,16 @@ class Folded(nn.Module):  # type: ignore[misc]
     def __init__(self, layer: Module, how: How) -> None:
         super().__init__()
         self.how = how
+        self.rates: Tensor | None = None  # of its own step, which it then takes in the backward pass
         for name, p in layer.named_parameters(recurse=False):
             self.register_parameter(name, p)
         for name in ("weight", "bias"):
             if getattr(self, name, None) is None:
                 self.register_parameter(name, None)
+
+    def can_move(self, x: Tensor) -> bool:
+        """Whether the layer can take its own step with such an input."""
+        return False
 
     def both(self) -> tuple[Tensor, Tensor | None]:
         """Weights and biases of as many clients; frozen ones are one for all, so that products have all rows."""
@@ -158,19 +163,35 @@ def by_turns(rows: Tensor, weights: Tensor) -> Tensor:
 class _Conv2d(Folded):
     """As one batched product over patches, channels last."""
 
+    order = (0, 2, 3, 1)  # in which the axes of a kernel [out, channels, H, W] lie in memory
+
     def __init__(self, layer: Module, how: How) -> None:
         super().__init__(layer, how)
         self.stride, self.padding = tuple(layer.stride), tuple(layer.padding)
+        self.register_buffer("short", torch.zeros(()))  # the weights in the type of products, while it moves them
+
+    def can_move(self, x: Tensor) -> bool:
+        kernel = tuple(self.weight.shape[3:])
+        taken = moving.is_single(kernel, self.stride, self.padding) or can_convolve(
+            x, kernel, self.stride, self.padding
+        )
+        return taken and self.how.runs(x) and _all_trained(self)
 
     def forward(self, x: Tensor) -> Tensor:
         own, bias = self.both()
         clients, out, _, high, wide = own.shape
         kind = self.how.kind(own.dtype)
+        if self.rates is not None:
+            places = own.permute(0, 1, 3, 4, 2)
+            short = None if kind == own.dtype else self.short.permute(0, 1, 3, 4, 2)
+            how = moving.How(self.padding, self.stride, EXACT if self.how.exact else "tf32")
+            images = moving.convolve(_rows(x, kind), places, bias, moving.Step(self.rates, short), how)
+            return images.permute(0, 3, 1, 2)
         if self.how.kernels and can_convolve(x, (high, wide), self.stride, self.padding):
             places = own.permute(0, 1, 3, 4, 2)
             images = convolve(_rows(x, kind), places, bias, self.padding, self.stride, exact=self.how.exact)
             return images.permute(0, 3, 1, 2)
-        if (high, wide, *self.stride, *self.padding) == (1, 1, 1, 1, 0, 0) and not (x.is_cuda and own.shape[2] % 8):
+        if moving.is_single((high, wide), self.stride, self.padding) and not (x.is_cuda and own.shape[2] % 8):
             rows = _rows(x, kind)  # of a single place: what a patch holds is a pixel
             output = rows.reshape(clients, -1, rows.shape[3]) @ own[..., 0, 0].to(kind).transpose(1, 2)
             output = output if bias is None else output + bias[:, None].to(kind)
@@ -218,12 +239,18 @@ class _Patches(torch.autograd.Function):  # type: ignore[misc]
 class _Depthwise(_Conv2d):
     """Every channel by itself: a sum of shifted images, each times one number per client and channel."""
 
+    order = (2, 3, 1, 0)
+
+    def can_move(self, x: Tensor) -> bool:
+        return self.how.runs(x) and _all_trained(self)
+
     def forward(self, x: Tensor) -> Tensor:
         weight, bias = self.both()
         clients, out, _, high, wide = weight.shape
         if self.how.runs(x):
-            places = weight.permute(0, 3, 4, 2, 1).squeeze(3).contiguous()
-            images = depthwise.convolve(_rows(x, self.how.kind(weight.dtype)), places, bias, self.padding, self.stride)
+            places, rows = weight.permute(0, 3, 4, 2, 1).squeeze(3), _rows(x, self.how.kind(weight.dtype))
+            places = places if self.rates is not None else places.contiguous()
+            images = depthwise.convolve(rows, places, bias, self.padding, self.stride, self.rates)
             return images.permute(0, 3, 1, 2)
         parts = shifted_views(x, (high, wide), self.stride, self.padding)
         h, w = parts[0].shape[1:3]
@@ -242,12 +269,15 @@ class _GroupNorm(Folded):
         self.groups, self.eps = layer.num_groups, layer.eps
         self.lowest, self.highest = isinstance(layer, RectifiedNorm), 0.0
 
+    def can_move(self, x: Tensor) -> bool:
+        return x.ndim == 4 and self.bias is not None and self.how.runs(x) and _all_trained(self)
+
     def forward(self, x: Tensor, beside: Tensor | None = None) -> Tensor:
         if x.ndim == 4 and self.bias is not None and self.how.runs(x):
             rows = _rows(x, x.dtype)
             added = None if beside is None else _rows(beside, x.dtype)
             ends: dict[str, Any] = {"lowest": self.lowest, "highest": self.highest}
-            output = norms.norm(rows, added, *self.both(), self.groups, self.eps, **ends)
+            output = norms.norm(rows, added, *self.both(), self.groups, self.eps, **ends, rates=self.rates)
             return output.permute(0, 3, 1, 2)
         output = functional.group_norm(_wide(x, self.weight), self.groups, None, None, self.eps)
         output = _scaled(output, *self.both(), (x.shape[1], *[1] * (x.ndim - 2)))
@@ -267,6 +297,10 @@ class _LayerNorm(Folded):
             return functional.layer_norm(_wide(x, self.weight), self.shape, self.weight[0], self.bias[0], self.eps)
         output = functional.layer_norm(_wide(x, self.weight), self.shape, None, None, self.eps)
         return _scaled(output, *self.both(), (*[1] * (x.ndim - 1 - len(self.shape)), *self.shape))
+
+
+def _all_trained(layer: Folded) -> bool:
+    return all(p.requires_grad for p in layer.parameters(recurse=False))
 
 
 def _rows(x: Tensor, kind: Any) -> Tensor:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.func import functional_call
 
-from fedscape.learning.fast.folded import FoldedLinear
+from fedscape.learning.fast.folded import Folded, FoldedLinear
 from fedscape.learning.fast.lowrank import Factors, Trail
 from fedscape.learning.layers import Module
 from fedscape.learning.local import LocalSGD
@@ -28,11 +28,14 @@ def in_one_batch(
     *,
     probes: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
     trails: Mapping[str, Trail] = MappingProxyType({}),
+    moved: Collection[str] = (),
+    shorts: Tensors | None = None,
 ) -> FoldedGradient:
     """The gradient of a `folded` model: one backward pass of the sum over clients gives each client's gradient.
 
     `probes` has the paths of linear layers whose weights' gradients are wanted as factors, with the shapes of their
-    outputs, see `once_used`. Of those in `trails` the parameters are where clients began, [1 or kinds, ...].
+    outputs, see `once_used`. Of those in `trails` the parameters are where clients began, [1 or kinds, ...]. Parameters
+    in `moved` have no gradient: their layers take their own step. `shorts` are their weights in the type of products.
     """
     frozen = {n: p.detach() for n, p in module.named_parameters() if not p.requires_grad}
     layers = {path: module.get_submodule(path) for path in probes}
@@ -56,12 +59,17 @@ def in_one_batch(
         like = next(iter(params.values()))
         zeros = {member(path, "probe"): like.new_zeros(shape).requires_grad_() for path, shape in probes.items()}
         with torch.enable_grad(), _watched(layers.values()):
-            total, each, inputs_of = forward({**leaves, **fixed, **zeros, **trail_buffers}, *batch)
+            total, each, inputs_of = forward({**leaves, **fixed, **zeros, **trail_buffers, **(shorts or {})}, *batch)
         wanted = {**leaves, **zeros}
-        grads = torch.autograd.grad(total, list(wanted.values()), allow_unused=True, materialize_grads=True)
-        gradient_of = dict(zip(wanted, grads, strict=True))
+        grads = torch.autograd.grad(total, list(wanted.values()), allow_unused=True)
+        gradient_of = {
+            n: torch.zeros_like(v) if g is None else g
+            for (n, v), g in zip(wanted.items(), grads, strict=True)
+            if n not in moved
+        }
         rows = dict(zip(thin, inputs_of, strict=True))
-        return {n: Factors(gradient_of[thin[n]], rows[n]) if n in thin else gradient_of[n] for n in params}, each
+        left = (n for n in params if n not in moved)
+        return {n: Factors(gradient_of[thin[n]], rows[n]) if n in thin else gradient_of[n] for n in left}, each
 
     return gradient
 
@@ -104,6 +112,30 @@ def once_used(local: LocalSGD, twin: Module, arguments: tuple[Any, ...]) -> dict
         for hook in hooks:
             hook.remove()
     return {path: shapes[0] for path, shapes in shapes_of.items() if len(shapes) == 1}
+
+
+def self_moving(local: LocalSGD, twin: Module, arguments: tuple[Any, ...]) -> dict[str, list[str]]:
+    """The layers of a folded model that can take their own step, as one step uses them once, and their parameters."""
+    layers = {path: m for path, m in twin.named_modules() if isinstance(m, Folded) and path}
+    calls = dict.fromkeys(layers, 0)
+    able: set[str] = set()
+
+    def look(path: str) -> Callable[..., None]:
+        def see(layer: Any, inputs: tuple[Any, ...], _: Tensor) -> None:
+            calls[path] += 1
+            if layer.can_move(inputs[0]):
+                able.add(path)
+
+        return see
+
+    hooks = [layer.register_forward_hook(look(path)) for path, layer in layers.items()]
+    try:
+        in_one_batch(local, twin)(*arguments)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    once = [path for path in layers if path in able and calls[path] == 1]
+    return {path: [member(path, n) for n, _ in layers[path].named_parameters(recurse=False)] for path in once}
 
 
 def unfactored(grads: Gradients) -> Tensors:

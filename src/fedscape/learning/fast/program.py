@@ -16,11 +16,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedscape.learning.batches import Batch
 from fedscape.learning.fast import sums
-from fedscape.learning.fast.admission import foldable
+from fedscape.learning.fast.admission import EXACTLY, foldable
 from fedscape.learning.fast.agreement import ROUGH, agree, same_lengths
 from fedscape.learning.fast.conv import runs_kernels
-from fedscape.learning.fast.gradients import FoldedGradient, in_one_batch, member, once_used, unfactored
+from fedscape.learning.fast.gradients import (
+    FoldedGradient,
+    in_one_batch,
+    member,
+    once_used,
+    self_moving,
+    unfactored,
+)
 from fedscape.learning.fast.lowrank import FEW, Factors, Trail
+from fedscape.learning.fast.moving import moving
 from fedscape.learning.fast.recording import Recorded, new_pool, records
 from fedscape.learning.layers import Module
 from fedscape.learning.local import LocalSGD
@@ -30,6 +38,7 @@ from fedscape.types import Tensor, Tensors
 
 MANY = 4_000  # operations of a step from which compiling takes minutes: a network that is unrolled over time, say
 STEPS = 64  # of a round that is recorded as a whole
+FAR = 1024.0  # a rate beside which weights are small, so that what they move is not lost in their rounding
 ROUNDS = 8  # of different shapes that are
 _NUMBERS = itertools.count()
 
@@ -73,6 +82,8 @@ class Program:
         self.params: Tensors = {}  # of each client
         self.common: Tensors = {}  # where clients began, of the weights that have a trail
         self.trails: dict[str, Trail] = {}
+        self.moved: dict[str, list[str]] | None = None  # the layers that take their own step, and their parameters
+        self.short: Tensors = {}  # weights of those in the type of products
 
     def begin(self, start: Tensors, anchor: Tensors | None, room: int, places: int = 0) -> None:
         """Set the weights of at most `room` clients to the rows of `start`, round-robin.
@@ -93,7 +104,17 @@ class Program:
         self.traced = {name: self.trails[name].part(self.room, places) for name in traced}
         for name in start:
             if name not in self.traced and name not in self.params:
-                self.params[name] = self._rows_like(start[name], self.room)
+                self.params[name] = self._rows_like(start[name], self.room, name)
+        for name in self._shortened():
+            if name not in self.short:
+                self.short[name] = torch.empty_like(self.params[name], dtype=torch.bfloat16)
+
+    def _shortened(self) -> list[str]:
+        """Weights of layers that take their own step, whose products are of shorter numbers."""
+        if self.twin is None or self.local.precision != "bf16":
+            return []
+        layers = {path: self.twin.get_submodule(path) for path in self.moved or ()}
+        return [member(path, "weight") for path, layer in layers.items() if hasattr(layer, "short")]
 
     def _lay_out(self, start: Tensors, anchor: Tensors | None) -> None:
         room = self.begun[2]
@@ -103,6 +124,8 @@ class Program:
                 torch._foreach_zero_(list(self.traced[name]))
             else:
                 _take_turns(self.params[name][:room], at)
+                if name in self.short:
+                    _take_turns(self.short[name][:room], at)
         for name, to in (anchor or {}).items():
             _take_turns(self.anchor[name] if len(self.anchor[name]) == 1 else self.anchor[name][:room], to)
         for moment in self.memory.moments:
@@ -110,19 +133,21 @@ class Program:
 
     def _make_room(self, start: Tensors, anchor: Tensors | None, room: int) -> None:
         def like(at: Tensors, rows: int) -> Tensors:
-            return {n: self._rows_like(p, rows) for n, p in at.items()}
+            return {n: self._rows_like(p, rows, n) for n, p in at.items()}
 
         self._forget()
-        self.room, self.params, self.trails = room, {}, {}
+        self.room, self.params, self.trails, self.short = room, {}, {}, {}
         self.anchor = {} if anchor is None else like(anchor, 1 if len(next(iter(anchor.values()))) == 1 else room)
-        self.memory = new_memory(self.local, [self._rows_like(p, room) for p in start.values()])
+        self.memory = new_memory(self.local, [self._rows_like(p, room, n) for n, p in start.items()])
 
-    def _rows_like(self, start: Tensor, rows: int) -> Tensor:
-        """Zeros for this many rows; kernels of folded convolutions with channels last, as their products want them."""
+    def _rows_like(self, start: Tensor, rows: int, name: str) -> Tensor:
+        """Zeros for this many rows; kernels of folded convolutions in the order that their products want."""
         shape = start.shape[1:]
         if len(shape) < 4 or self.twin is None:
             return start.new_zeros((rows, *shape))
-        return start.new_zeros((rows, shape[0], *shape[2:], shape[1])).movedim(-1, 2)
+        order = getattr(self.twin.get_submodule(name.rpartition(".")[0]), "order", (0, 1, 2, 3))
+        back = [1 + order.index(axis) for axis in range(4)]
+        return start.new_zeros((rows, *(shape[axis] for axis in order))).permute(0, *back)
 
     def _make_trail(self, name: str, start: Tensor) -> None:
         if name not in self.trails or self.places > self.trails[name].up.shape[1]:
@@ -244,12 +269,17 @@ class Program:
             rows = batch.y.shape[1]
             self.thin = frozenset(member(path, "weight") for path, shape in once.items() if shape[1] == rows)
             self._start_again()
+        if self.moved is None and clients > 1:
+            self.moved = self._self_moving(whole, batch)
+            self._start_again()
+            whole = self._weights(clients)
         traced = {n: trail.part(clients) for n, trail in self.traced.items()}
         probes = {path: shape for path, shape in once.items() if shape[1] < FEW or member(path, "weight") in traced}
         params = {n: self.common[n] if n in traced else self.params[n][:clients] for n in whole}
         anchor = [a[:clients] for a in self.anchor.values()]
         memory = self.memory.rows(clients)
         alone = _alone(f"program_{next(_NUMBERS)}") if compiles(local) else _as_it_is
+        layers = [self.twin.get_submodule(path) for path in self.moved or ()] if self.twin is not None else []
         gradient = self._trusted(whole, params, batch, alone, probes, traced)
 
         plain_sgd = self._steps_are_plain and not compiles(local)
@@ -265,7 +295,8 @@ class Program:
         move = alone(move)
 
         def program(batch: Batch, lr: Tensor, proximal: Tensor, number: Tensor) -> Tensor:
-            grads, loss = gradient(params, batch.random, batch.x, batch.y, batch.share)
+            with moving(layers, lr):
+                grads, loss = gradient(params, batch.random, batch.x, batch.y, batch.share)
             move({n: g for n, g in grads.items() if not isinstance(g, Factors)}, lr, proximal, number)
             for name, factors in grads.items():
                 if isinstance(factors, Factors) and name in traced:
@@ -284,6 +315,7 @@ class Program:
             return program(Batch(x, y, share, keys), *numbers)
 
         moved = [self.params[n][:clients] for n in self.begun[0] if n not in self.traced]
+        moved += [short[:clients] for short in self.short.values()]
         moved += [m for moment in self.memory.rows(clients).moments for m in moment]
         moved += [v for trail in self.traced.values() for v in trail]
         recorded = Recorded(flat, moved, self.pool)
@@ -293,6 +325,29 @@ class Program:
     def _steps_are_plain(self) -> bool:
         """Whether a step is SGD and nothing else."""
         return self.local.optimiser == "sgd" and not (self.local.momentum or self.local.weight_decay or self.anchor)
+
+    def _self_moving(self, whole: Tensors, batch: Batch) -> dict[str, list[str]]:
+        """Layers that take their own step: in plain SGD, if what they then move is what their gradients say."""
+        local, twin = self.local, self.twin
+        if twin is None or not self._steps_are_plain or compiles(local):
+            return {}
+        arguments = (batch.random, batch.x, batch.y, batch.share)
+        paths = self_moving(local, twin, (whole, *arguments))
+        taken = [n for names in paths.values() for n in names]
+        if not taken:
+            return {}
+        grads = unfactored(in_one_batch(local, twin)(whole, *arguments)[0])
+        now = {n: p.clone() if n in taken else p for n, p in whole.items()}
+        layers = {path: twin.get_submodule(path) for path in paths}
+        has_short = [path for path, layer in layers.items() if hasattr(layer, "short") and local.precision == "bf16"]
+        shorts = {member(path, "short"): now[member(path, "weight")].to(torch.bfloat16) for path in has_short}
+        with moving(layers.values(), batch.share.new_full((len(batch.y),), FAR)):
+            in_one_batch(local, twin, moved=taken, shorts=shorts)(now, *arguments)
+        same = all(
+            torch.equal(shorts[member(path, "short")], now[member(path, "weight")].to(torch.bfloat16))
+            for path in has_short
+        )
+        return paths if same and all(_has_moved(whole[n], grads[n], now[n]) for n in taken) else {}
 
     def _once(self, whole: Tensors, batch: Batch) -> dict[str, tuple[int, ...]]:
         """Linear layers whose gradients may stay low-rank factors."""
@@ -325,7 +380,9 @@ class Program:
         else:
             by_path = {path: trails[name] for path in probes if (name := member(path, "weight")) in trails}
             want_of = in_one_batch(local, self.twin)
-            thin = in_one_batch(local, self.twin, probes=probes, trails=by_path)
+            moved = [n for names in (self.moved or {}).values() for n in names]
+            shorts = {member(n.rpartition(".")[0], "short"): p[: len(batch.y)] for n, p in self.short.items()}
+            thin = in_one_batch(local, self.twin, probes=probes, trails=by_path, moved=moved, shorts=shorts)
             if not compiles(local):
                 return thin
             plain = thin if by_path else want_of
@@ -361,6 +418,12 @@ def _is_smaller(places: int, start: Tensor) -> bool:
     """Whether low-rank factors of this many rows take less memory than the weights [..., out, features]."""
     out, features = start.shape[-2:]
     return bool(places * (out + features) <= out * features)
+
+
+def _has_moved(begin: Tensor, grads: Tensor, now: Tensor) -> bool:
+    """Whether parameters have moved by their gradients, up to rounding: of the gradients, and of the parameters."""
+    apart = (now - (begin - FAR * grads)).norm()
+    return bool(apart <= EXACTLY * FAR * grads.norm() + 2**-22 * now.norm() + 1e-12)
 
 
 def _as_it_is(function: Any) -> Any:

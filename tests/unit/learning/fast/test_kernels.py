@@ -45,6 +45,7 @@ def as_kernels(monkeypatch):
     standing_in(folded.recurrence, "recur", "recur")
     standing_in(folded.depthwise, "convolve", "depthwise")
     standing_in(folded, "drop", "drop")
+    standing_in(folded.moving, "convolve", "moving")
     return called
 
 
@@ -198,6 +199,11 @@ def test_kernels_give_what_their_twins_give():
         near(convolutions.to_images(along, weight, (h, w), padding, stride, "ieee"), grads[0])
         for a, b in zip(convolutions.to_weights(x, along, clients, kernel, padding, stride, "ieee"), grads[1:]):
             near(a, b)
+        rates, short = r(clients), torch.empty_like(weight, dtype=torch.bfloat16)
+        convolutions.move(x, along, weight, bias, rates, short, padding, stride, "ieee")
+        near(weight, ws - rates.double().reshape(-1, 1, 1, 1, 1) * grads[1])
+        near(bias, bs - rates.double()[:, None] * grads[2])
+        assert (short - weight).norm() <= 2**-7 * weight.norm()  # the interpreter cuts digits off
     for h, w, c, kernel, padding, stride in [(7, 6, 5, (3, 3), (1, 1), (1, 1)), (8, 9, 40, (3, 2), (1, 0), (2, 1))]:
         x, weight = r(4, h, w, c), r(2, *kernel, c)
         xs, ws = leaves(x, weight)
@@ -205,7 +211,7 @@ def test_kernels_give_what_their_twins_give():
         near(depthwise.forward(x, weight, None, padding, stride), want)
         along, grads = back(want, xs, ws)
         near(depthwise.to_images(along, weight, (h, w), padding, stride), grads[0])
-        near(depthwise.to_weights(x, along, 2, kernel, padding, stride)[0], grads[1])
+        near(depthwise.to_weights(x, along, 2, kernel, padding, stride)[0].sum(dim=1), grads[1])
     for side, c, groups, lowest, highest in [(4, 8, 2, True, 0.0), (5, 24, 3, True, 1.0), (40, 16, 4, False, 0.0)]:
         x, beside, weight, bias = r(4, side, side, c) + 5, r(4, side, side, c), r(2, c), r(2, c)
         held = leaves(x, beside, weight, bias)
@@ -213,8 +219,13 @@ def test_kernels_give_what_their_twins_give():
         got, moments = norms.norm(x, beside, weight, bias, groups, 1e-5, lowest, highest)
         near(got, want)
         along, grads = back(want, *held)
-        for a, b in zip(norms.back(along, x, got, weight, moments, groups, True, lowest, highest), grads):
+        images, added, gradients = norms.back(along, x, got, weight, moments, groups, True, lowest, highest)
+        for a, b in zip((images, added, *gradients.sum(dim=1).unbind(1)), grads):
             near(a, b)
+        rates = r(2)
+        norms.descend(weight, bias, gradients, rates)
+        near(weight, held[2] - rates.double()[:, None] * grads[2])
+        near(bias, held[3] - rates.double()[:, None] * grads[3])
     for rectified in (True, False):
         x = r(3, 7, 6, 5)
         (xs,) = leaves(x)
@@ -241,6 +252,11 @@ def test_kernels_give_what_their_twins_give():
     want = weight.double() - rates.double()[:, None, None] * gradient.double()
     sums.descend(weight, gradient, rates)
     near(weight, want)
+    for dtype in (torch.float32, torch.bfloat16):
+        weight, parts, short = r(4, 5, 700), r(3, 4, 5, 700).to(dtype), torch.empty(4, 5, 700, dtype=torch.bfloat16)
+        want = weight.double() - rates.double()[:, None, None] * parts.double().sum(dim=0)
+        sums.descend(weight, parts.movedim(0, 1), rates, short.to(device))
+        near(weight, want)
     """
     run = [sys.executable, "-c", textwrap.dedent(script).replace("CASES", repr(plain_kernels.CASES))]
     paths = os.pathsep.join(sys.path)

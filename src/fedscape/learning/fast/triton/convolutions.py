@@ -14,6 +14,8 @@ import torch
 import triton
 import triton.language as tl
 
+from fedscape.learning.fast.triton import sums
+
 
 @triton.jit
 def _convolve(
@@ -119,11 +121,13 @@ def _to_images(
 
 @triton.jit
 def _to_weights(
-    x, gradient, out, total,
+    x, gradient, out, total, rates, short,
     BATCH: tl.constexpr, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, OUT: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, UP: tl.constexpr, LEFT: tl.constexpr, DOWN: tl.constexpr, RIGHT: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr, PRODUCTS: tl.constexpr,
+    MOVES: tl.constexpr, SHORT: tl.constexpr, BIASED: tl.constexpr,
 ):  # fmt: skip
+    """With MOVES what goes out are the weights and biases themselves, less the rate times their gradients."""
     HO: tl.constexpr = (H + 2 * UP - KH) // DOWN + 1
     WO: tl.constexpr = (W + 2 * LEFT - KW) // RIGHT + 1
     ROWS: tl.constexpr = BATCH * HO * WO
@@ -165,14 +169,23 @@ def _to_weights(
         if OUT % BN != 0:
             gradient_mask = gradient_mask & real[None, :]
         g = tl.load(gradient + row[:, None] * OUT + o[None, :], mask=gradient_mask, other=0.0)
-        summed += tl.sum(g.to(tl.float32), axis=0)
+        if BIASED:
+            summed += tl.sum(g.to(tl.float32), axis=0)
         if x.dtype.element_ty == tl.float32:  # through registers: tensor cores want rows side by side in memory
             a, g = a + 0.0, g + 0.0
         acc = tl.dot(a, g, acc, input_precision=PRODUCTS)
     clients = tl.num_programs(2)
     to = (part * clients + client) * OUT + o
-    tl.store(out + to[None, :] * TAPS + tap[:, None], acc, mask=inside[:, None] & real[None, :])
-    if tl.program_id(0) == 0:
+    at, mask = to[None, :] * TAPS + tap[:, None], inside[:, None] & real[None, :]
+    if MOVES:
+        rate = tl.load(rates + client)
+        acc = tl.load(out + at, mask=mask, other=0.0) - rate * acc
+        if SHORT:
+            tl.store(short + at, acc.to(short.dtype.element_ty), mask=mask)
+    tl.store(out + at, acc, mask=mask)
+    if BIASED and tl.program_id(0) == 0:
+        if MOVES:
+            summed = tl.load(total + to, mask=real, other=0.0) - rate * summed
         tl.store(total + to, summed, mask=real)
 
 
@@ -270,18 +283,61 @@ def to_weights(
     products: str = "tf32",
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Gradients of weights and biases, from images and the gradient of what `convolve` made of them."""
+    partial, total = _partly(x, gradient, clients, kernel, padding, stride, products)
+    return (partial[0], total[0]) if len(partial) == 1 else (partial.sum(dim=0), total.sum(dim=0))
+
+
+def move(
+    x: torch.Tensor, gradient: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, rates: torch.Tensor,
+    short: torch.Tensor | None, padding: Pair, stride: Pair, products: str = "tf32",
+) -> None:  # fmt: skip
+    """An SGD step of weights [clients, out, H kernel, W kernel, channels] and biases, which are moved in place.
+
+    `short` takes the new weights as well, in its own type.
+    """
+    clients, kernel = len(weight), (weight.shape[2], weight.shape[3])
+    if _parts(x, gradient, clients, kernel)[1] == 1:
+        _partly(x, gradient, clients, kernel, padding, stride, products, (weight, bias, rates, short))
+        return
+    partial, total = _partly(x, gradient, clients, kernel, padding, stride, products)
+    sums.descend(weight, partial.movedim(0, 1), rates, short)
+    if bias is not None:
+        sums.descend(bias, total.movedim(0, 1), rates)
+
+
+Moved = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor | None]
+
+
+def _parts(x: torch.Tensor, gradient: torch.Tensor, clients: int, kernel: Pair) -> tuple[Tiles, int]:
+    """Tiles of `to_weights`, and into how many parts the images' rows are cut, until all of a GPU has work."""
+    taps, out = kernel[0] * kernel[1] * x.shape[3], gradient.shape[3]
+    tiles = weight_tiles(taps, out, x.shape[3])
+    programs = triton.cdiv(taps, tiles.rows) * triton.cdiv(out, tiles.columns) * clients
+    rows = len(x) // clients * gradient.shape[1] * gradient.shape[2]
+    return tiles, max(1, min(16, 1200 // programs, rows // 256))
+
+
+def _partly(
+    x: torch.Tensor, gradient: torch.Tensor, clients: int, kernel: Pair, padding: Pair, stride: Pair, products: str,
+    moved: Moved | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """The sums of each part, [parts, clients, ...]; or the step, where there is one part."""
     batch, (height, width, channels) = len(x) // clients, x.shape[1:]
     out, (high, wide) = gradient.shape[3], kernel
-    tiles = weight_tiles(high * wide * channels, out, channels)
+    tiles, parts = _parts(x, gradient, clients, kernel)
+    if moved is None:
+        partial = x.new_empty((parts, clients, out, high, wide, channels), dtype=torch.float32)
+        total: torch.Tensor | None = x.new_empty((parts, clients, out), dtype=torch.float32)
+        rates = short = None
+    else:
+        partial, total, rates, short = moved
     across = triton.cdiv(high * wide * channels, tiles.rows), triton.cdiv(out, tiles.columns)
-    rows = batch * gradient.shape[1] * gradient.shape[2]
-    parts = max(1, min(16, 1200 // (across[0] * across[1] * clients), rows // 256))  # until all of the GPU has work
-    partial = x.new_empty((parts, clients, out, high, wide, channels), dtype=torch.float32)
-    total = x.new_empty((parts, clients, out), dtype=torch.float32)
     _to_weights[(across[0], across[1] * parts, clients)](
-        x, gradient, partial, total,
+        x, gradient, partial, partial if total is None else total,
+        partial if rates is None else rates, partial if short is None else short,
         batch, height, width, channels, out, high, wide, *padding, *stride,
         BM=tiles.depth, BN=tiles.columns, BK=tiles.rows, PARTS=parts, PRODUCTS=products,
+        MOVES=moved is not None, SHORT=short is not None, BIASED=total is not None,
         num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
-    return (partial[0], total[0]) if parts == 1 else (partial.sum(dim=0), total.sum(dim=0))
+    return partial, partial if total is None else total

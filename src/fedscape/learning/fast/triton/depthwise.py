@@ -135,7 +135,7 @@ def to_images(gradient: torch.Tensor, weight: torch.Tensor, size: Pair, padding:
 def to_weights(
     x: torch.Tensor, gradient: torch.Tensor, clients: int, kernel: Pair, padding: Pair, stride: Pair
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Gradients of weights [clients, H kernel, W kernel, channels] and of biases."""
+    """Gradients of weights [clients, parts, H kernel, W kernel, channels] and of biases, in parts to be added up."""
     images, (height, width, channels), (high, wide) = len(x), x.shape[1:], kernel
     out = x.new_empty((images, high, wide, channels), dtype=torch.float32)
     total = x.new_empty((images, channels), dtype=torch.float32)
@@ -144,4 +144,4 @@ def to_weights(
         x, gradient, out, total,
         height, width, channels, high, wide, *padding, *stride, BP=bp, BC=bc, num_warps=4,
     )  # fmt: skip
-    return out.unflatten(0, (clients, -1)).sum(dim=1), total.unflatten(0, (clients, -1)).sum(dim=1)
+    return out.unflatten(0, (clients, -1)), total.unflatten(0, (clients, -1))

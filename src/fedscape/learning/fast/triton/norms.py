@@ -171,8 +171,8 @@ def norm(
 def back(
     gradient: torch.Tensor, x: torch.Tensor, out: torch.Tensor, weight: torch.Tensor, moments: torch.Tensor,
     groups: int, adds: bool, lowest: bool, highest: float,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    """Gradients of images, of what was added, of weights and of biases."""
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Gradients of images and of what was added; those of weights and biases of each image, [clients, batch, 2, C]."""
     images, channels = len(x), x.shape[3]
     pixels, batch = x.shape[1] * x.shape[2], images // len(weight)
     chunk, bp, bc, warps = _tiles(pixels, channels, groups)
@@ -184,5 +184,24 @@ def back(
         batch, pixels, channels, SIZE=channels // groups, CHUNK=chunk, WHOLE=bp >= pixels,
         ADDS=adds, LOWEST=lowest, HIGHEST=highest, BP=bp, BC=bc, num_warps=warps,
     )  # fmt: skip
-    weights, biases = sums.unflatten(0, (len(weight), batch)).sum(dim=1).unbind(1)
-    return moved, beside, weights, biases
+    return moved, beside, sums.unflatten(0, (len(weight), batch))
+
+
+@triton.jit
+def _descend(weight, bias, sums, rates, C, BATCH: tl.constexpr, BB: tl.constexpr, BC: tl.constexpr):
+    client = tl.program_id(1).to(tl.int64)
+    b, c = tl.arange(0, BB), tl.program_id(0) * BC + tl.arange(0, BC)
+    at, mask = ((client * BATCH + b) * 2 * C)[:, None] + c[None, :], (b < BATCH)[:, None] & (c < C)[None, :]
+    rate, to = tl.load(rates + client), client * C + c
+    along = tl.sum(tl.load(sums + at, mask=mask, other=0.0), axis=0)
+    tl.store(weight + to, tl.load(weight + to, mask=c < C) - rate * along, mask=c < C)
+    plain = tl.sum(tl.load(sums + at + C, mask=mask, other=0.0), axis=0)
+    tl.store(bias + to, tl.load(bias + to, mask=c < C) - rate * plain, mask=c < C)
+
+
+def descend(weight: torch.Tensor, bias: torch.Tensor, sums: torch.Tensor, rates: torch.Tensor) -> None:
+    """An SGD step of weights and biases [clients, C] from the sums of `back`."""
+    clients, batch, _, channels = sums.shape
+    _descend[(triton.cdiv(channels, 64), clients)](
+        weight, bias, sums, rates, channels, BATCH=batch, BB=triton.next_power_of_2(batch), BC=64, num_warps=2
+    )
