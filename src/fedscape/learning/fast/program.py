@@ -298,6 +298,9 @@ class Program:
             with moving(layers, lr):
                 grads, loss = gradient(params, batch.random, batch.x, batch.y, batch.share)
             move({n: g for n, g in grads.items() if not isinstance(g, Factors)}, lr, proximal, number)
+            if self.short and clients == 1:  # not folded, so that no layer has moved by itself
+                for name, short in self.short.items():
+                    short[:1].copy_(params[name])
             for name, factors in grads.items():
                 if isinstance(factors, Factors) and name in traced:
                     traced[name].add(factors, lr, number)

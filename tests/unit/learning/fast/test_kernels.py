@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 
 import numpy as np
 import plain_kernels
@@ -14,7 +15,9 @@ import pytest
 import torch
 from torch import nn
 
-from fedscape.learning import Adapted, LocalSGD, cross_entropy, models
+from fedscape import Federation, Local
+from fedscape import rounds as fs_rounds
+from fedscape.learning import Adapted, FedAvg, LocalSGD, cross_entropy, models
 from fedscape.learning.fast import admission, agreement, folded, program
 from fedscape.learning.fast.gradients import in_one_batch
 from fedscape.learning.layers import RectifiedNorm, trainable_copy
@@ -137,6 +140,82 @@ def test_a_kernel_that_is_wrong_is_not_admitted(what, monkeypatch):
     assert has_kernels() == {True}
     monkeypatch.setattr(plain_kernels, kernel, wrong(getattr(plain_kernels, kernel)))
     assert has_kernels() == {False}
+
+
+def mixed():
+    """Layers that can take their own step, and others."""
+    layers = [nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 1), nn.GroupNorm(2, 8), nn.ReLU()]
+    layers += [nn.Conv2d(8, 8, 3, stride=2, groups=8, bias=False), nn.Conv2d(8, 6, 2, bias=False), nn.Flatten()]
+    return nn.Sequential(*layers, nn.Linear(12, 5))
+
+
+def trained(local, rounds=3):
+    """The state after a few rounds of clients of unequal sizes, and the layers that took their own step."""
+    rng, sizes = np.random.default_rng(0), [0, 10, 18, 30, 33]
+    fed = Federation({"x": rng.normal(size=(33, 3, 7, 6)).astype(np.float32), "y": rng.integers(0, 5, 33)}, sizes)
+    method = FedAvg(local)
+    *_, last = fs_rounds(method, Local(fed, threads=1), n_rounds=rounds, measure=0)
+    return {n: np.array(v) for n, v in last.state.items()}
+
+
+def own_steps(monkeypatch):
+    """Plain twins stand in for kernels, also where they are admitted; what `_self_moving` answers."""
+    as_kernels(monkeypatch)
+    monkeypatch.setattr(admission, "runs_kernels", lambda x: True)
+    monkeypatch.setattr(folded, "can_convolve", lambda x, kernel, stride, padding: kernel != (1, 1))
+    answers, ask = [], program.Program._self_moving
+
+    def asked(self, *arguments):
+        answers.append(ask(self, *arguments))
+        return answers[-1]
+
+    monkeypatch.setattr(program.Program, "_self_moving", asked)
+    return answers
+
+
+def test_layers_that_take_their_own_step_end_where_their_gradients_lead(monkeypatch):
+    local = LocalSGD(mixed(), cross_entropy, lr=0.1, epochs=2, batch_size=4, strategy="recorded")
+    want = trained(replace(local, strategy="sequential"))
+    answers = own_steps(monkeypatch)
+    found = trained(replace(local))
+    assert answers
+    assert {path for a in answers for path in a} == {"0", "2", "3", "5", "6"}
+    for name, values in want.items():
+        np.testing.assert_allclose(found[name], values, rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("how", [{"momentum": 0.9}, {"weight_decay": 0.1}, {"optimiser": "adam"}])
+def test_only_plain_steps_are_taken_by_layers_themselves(how, monkeypatch):
+    answers = own_steps(monkeypatch)
+    trained(LocalSGD(mixed(), cross_entropy, lr=0.01, epochs=1, batch_size=4, strategy="recorded", **how), rounds=1)
+    assert answers
+    assert not any(answers)
+
+
+@pytest.mark.parametrize("kernel", ["convolution", "norm", "depthwise"])
+def test_layers_whose_own_step_is_wrong_do_not_take_it(kernel, monkeypatch):
+    answers = own_steps(monkeypatch)
+    owner, name = {
+        "convolution": (folded.moving, "convolve"),
+        "norm": (folded.norms, "norm"),
+        "depthwise": (folded.depthwise, "convolve"),
+    }[kernel]
+    right = getattr(owner, name)
+
+    def wrong(*arguments, **named):
+        faster = lambda rates: None if rates is None else 1.001 * rates  # noqa: E731
+        if kernel == "convolution":
+            arguments = (*arguments[:3], arguments[3]._replace(rates=faster(arguments[3].rates)), *arguments[4:])
+        elif kernel == "norm":
+            named["rates"] = faster(named["rates"])
+        else:
+            arguments = (*arguments[:-1], faster(arguments[-1]))
+        return right(*arguments, **named)
+
+    monkeypatch.setattr(owner, name, wrong)
+    trained(LocalSGD(mixed(), cross_entropy, lr=0.1, epochs=1, batch_size=4, strategy="recorded"), rounds=1)
+    assert answers
+    assert not any(answers)
 
 
 class Chunks(nn.Module):
