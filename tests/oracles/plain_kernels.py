@@ -52,7 +52,8 @@ def stepping(values, rates, short=None):
 
 def moving(x, weight, bias, step, how):
     """A convolution whose weights [clients, out, H, W, channels] take their own step."""
-    weight, bias = stepping(weight, step.rates, step.short), stepping(bias, step.rates)
+    if step is not None:
+        weight, bias = stepping(weight, step.rates, step.short), stepping(bias, step.rates)
     return convolve(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype), how.padding, how.stride)
 
 

@@ -51,7 +51,8 @@ class _Convolve(torch.autograd.Function):  # type: ignore[misc]
         images = None
         if ctx.needs_input_grad[0]:
             images = gpu_kernels.to_images(gradient, weight, tuple(x.shape[1:3]), *ctx.how)
-        weights, biases = gpu_kernels.to_weights(x, gradient, len(weight), tuple(weight.shape[1:3]), *ctx.how)
+        kernel = (weight.shape[1], weight.shape[2])
+        weights, biases = gpu_kernels.to_weights(x, gradient, len(weight), kernel, *ctx.how, biased=bias is not None)
         if rates is None:
             return images, weights.sum(dim=1), None if bias is None else biases.sum(dim=1), None, None, None
         gpu_sums.descend(weight, weights, rates)

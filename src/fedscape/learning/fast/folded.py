@@ -175,27 +175,23 @@ class _Conv2d(Folded):
         taken = moving.is_single(kernel, self.stride, self.padding) or can_convolve(
             x, kernel, self.stride, self.padding
         )
-        return taken and self.how.runs(x) and _all_trained(self)
+        return taken and self.how.runs(x) and _all_trained(self) and _lies(self.weight, self.order)
 
     def forward(self, x: Tensor) -> Tensor:
         own, bias = self.both()
         clients, out, _, high, wide = own.shape
         kind = self.how.kind(own.dtype)
-        if self.rates is not None:
-            places = own.permute(0, 1, 3, 4, 2)
-            short = None if kind == own.dtype else self.short.permute(0, 1, 3, 4, 2)
+        single = moving.is_single((high, wide), self.stride, self.padding)
+        if self.rates is not None or (single and self.how.runs(x)):
+            places, step = own.permute(0, 1, 3, 4, 2), None
+            if self.rates is not None:
+                step = moving.Step(self.rates, None if kind == own.dtype else self.short.permute(0, 1, 3, 4, 2))
             how = moving.How(self.padding, self.stride, EXACT if self.how.exact else "tf32")
-            images = moving.convolve(_rows(x, kind), places, bias, moving.Step(self.rates, short), how)
-            return images.permute(0, 3, 1, 2)
+            return moving.convolve(_rows(x, kind), places, bias, step, how).permute(0, 3, 1, 2)
         if self.how.kernels and can_convolve(x, (high, wide), self.stride, self.padding):
             places = own.permute(0, 1, 3, 4, 2)
             images = convolve(_rows(x, kind), places, bias, self.padding, self.stride, exact=self.how.exact)
             return images.permute(0, 3, 1, 2)
-        if moving.is_single((high, wide), self.stride, self.padding) and not (x.is_cuda and own.shape[2] % 8):
-            rows = _rows(x, kind)  # of a single place: what a patch holds is a pixel
-            output = rows.reshape(clients, -1, rows.shape[3]) @ own[..., 0, 0].to(kind).transpose(1, 2)
-            output = output if bias is None else output + bias[:, None].to(kind)
-            return output.reshape(*rows.shape[:3], out).permute(0, 3, 1, 2)
         weight = own.permute(0, 3, 4, 2, 1).reshape(clients, -1, out).to(kind)
         up, left = self.padding
         around = functional.pad(x.to(kind).permute(0, 2, 3, 1), (0, 0, left, left, up, up))
@@ -242,7 +238,7 @@ class _Depthwise(_Conv2d):
     order = (2, 3, 1, 0)
 
     def can_move(self, x: Tensor) -> bool:
-        return self.how.runs(x) and _all_trained(self)
+        return self.how.runs(x) and _all_trained(self) and _lies(self.weight, self.order)
 
     def forward(self, x: Tensor) -> Tensor:
         weight, bias = self.both()
@@ -301,6 +297,11 @@ class _LayerNorm(Folded):
 
 def _all_trained(layer: Folded) -> bool:
     return all(p.requires_grad for p in layer.parameters(recurse=False))
+
+
+def _lies(weight: Tensor, order: tuple[int, ...]) -> bool:
+    """Whether weights [clients, ...] lie as one piece, their axes in this order."""
+    return bool(weight.permute(0, *(1 + axis for axis in order)).is_contiguous())
 
 
 def _rows(x: Tensor, kind: Any) -> Tensor:

@@ -49,18 +49,21 @@ def moving(layers: Collection[Any], rates: Tensor) -> Iterator[None]:
             layer.rates = None
 
 
-def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, step: Step, how: How) -> Tensor:
-    """See `conv.convolve`; weights and biases, which lie as one piece, are moved by the backward pass."""
+def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, step: Step | None, how: How) -> Tensor:
+    """See `conv.convolve`; weights and biases, which lie as one piece, are moved by the backward pass.
+
+    Without a step they are not, but have gradients, for kernels of a single place.
+    """
     images: Tensor = _Convolve.apply(x, weight, bias, step, how)
     return images
 
 
 class _Convolve(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, step: Step, how: How) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, step: Step | None, how: How) -> Tensor:
+        own = weight.to(x.dtype) if step is None or step.short is None else step.short
         ctx.save_for_backward(x)
-        ctx.held, ctx.how = (weight.detach(), None if bias is None else bias.detach(), step), how
-        own = weight if step.short is None else step.short
+        ctx.held, ctx.how = (weight.detach(), None if bias is None else bias.detach(), step, own.detach()), how
         if _is_product(weight, how):
             rows = x.reshape(len(weight), -1, x.shape[3])
             output = rows @ own[:, :, 0, 0].transpose(1, 2)
@@ -75,9 +78,8 @@ class _Convolve(torch.autograd.Function):  # type: ignore[misc]
         from fedscape.learning.fast.triton import convolutions as gpu_kernels
         from fedscape.learning.fast.triton import sums as gpu_sums
 
-        (x,), (weight, bias, step), how = ctx.saved_tensors, ctx.held, ctx.how
+        (x,), (weight, bias, step, own), how = ctx.saved_tensors, ctx.held, ctx.how
         gradient, images = gradient.contiguous(), None
-        own = weight if step.short is None else step.short
         if not _is_product(weight, how):
             if ctx.needs_input_grad[0]:
                 images = gpu_kernels.to_images(gradient, own, (x.shape[1], x.shape[2]), *how)
@@ -87,6 +89,9 @@ class _Convolve(torch.autograd.Function):  # type: ignore[misc]
         if ctx.needs_input_grad[0]:
             images = (each @ own[:, :, 0, 0]).reshape(x.shape)
         products = each.transpose(1, 2) @ x.reshape(len(weight), -1, x.shape[3])
+        if step is None:
+            biases = None if bias is None else each.sum(dim=1, dtype=bias.dtype)
+            return images, products.to(weight.dtype).reshape(weight.shape), biases, None, None
         gpu_sums.descend(weight[:, :, 0, 0], products, step.rates, step.short)
         if bias is not None:
             gpu_sums.descend(bias, each.sum(dim=1, dtype=bias.dtype), step.rates)

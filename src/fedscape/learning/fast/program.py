@@ -269,6 +269,7 @@ class Program:
             rows = batch.y.shape[1]
             self.thin = frozenset(member(path, "weight") for path, shape in once.items() if shape[1] == rows)
             self._start_again()
+        whole = self._weights(clients)  # as they lie in memory now
         if self.moved is None and clients > 1:
             self.moved = self._self_moving(whole, batch)
             self._start_again()

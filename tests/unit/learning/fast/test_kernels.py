@@ -27,7 +27,11 @@ NETWORKS = {
     "lenet5": (lambda: models.lenet5((1, 28, 28), 3), (28, 28), {"pool"}),
     "lstm": (lambda: models.char_lstm(7, embedding=3, hidden=4), (5,), {"recur"}),
     "resnet18": (lambda: models.resnet18((3, 16, 16), 3, width=8), (16, 16, 3), {"norm"}),
-    "mobilenet_v2": (lambda: models.mobilenet_v2((3, 32, 32), 3, width=0.25), (32, 32, 3), {"norm", "depthwise"}),
+    "mobilenet_v2": (
+        lambda: models.mobilenet_v2((3, 32, 32), 3, width=0.25),
+        (32, 32, 3),
+        {"norm", "depthwise", "moving"},
+    ),
 }
 
 
@@ -205,7 +209,8 @@ def test_layers_whose_own_step_is_wrong_do_not_take_it(kernel, monkeypatch):
     def wrong(*arguments, **named):
         faster = lambda rates: None if rates is None else 1.001 * rates  # noqa: E731
         if kernel == "convolution":
-            arguments = (*arguments[:3], arguments[3]._replace(rates=faster(arguments[3].rates)), *arguments[4:])
+            x, weight, bias, step, how = arguments
+            arguments = x, weight, bias, step and step._replace(rates=faster(step.rates)), how
         elif kernel == "norm":
             named["rates"] = faster(named["rates"])
         else:
@@ -283,15 +288,23 @@ def test_kernels_give_what_their_twins_give():
         near(weight, ws - rates.double().reshape(-1, 1, 1, 1, 1) * grads[1])
         near(bias, bs - rates.double()[:, None] * grads[2])
         assert (short - weight).norm() <= 2**-7 * weight.norm()  # the interpreter cuts digits off
-    for h, w, c, kernel, padding, stride in [(7, 6, 5, (3, 3), (1, 1), (1, 1)), (8, 9, 40, (3, 2), (1, 0), (2, 1))]:
+    for h, w, c, kernel, padding, stride in [
+        *((7, 6, 5, (3, 3), (1, 1), (1, 1)), (8, 9, 40, (3, 2), (1, 0), (2, 1))),
+        *((9, 8, 70, (3, 3), (0, 1), (2, 1)), (24, 24, 3, (3, 3), (1, 1), (1, 1))),
+    ]:
         x, weight = r(4, h, w, c), r(2, *kernel, c)
         xs, ws = leaves(x, weight)
         want = plain.depthwise(xs, ws, None, padding, stride)
         near(depthwise.forward(x, weight, None, padding, stride), want)
         along, grads = back(want, xs, ws)
         near(depthwise.to_images(along, weight, (h, w), padding, stride), grads[0])
-        near(depthwise.to_weights(x, along, 2, kernel, padding, stride)[0].sum(dim=1), grads[1])
-    for side, c, groups, lowest, highest in [(4, 8, 2, True, 0.0), (5, 24, 3, True, 1.0), (40, 16, 4, False, 0.0)]:
+        weights, biases = depthwise.to_weights(x, along, 2, kernel, padding, stride)
+        near(weights.sum(dim=1), grads[1])
+        near(biases.sum(dim=1), along.unflatten(0, (2, 2)).sum(dim=(1, 2, 3)))
+    for side, c, groups, lowest, highest in [
+        *((4, 8, 2, True, 0.0), (5, 24, 3, True, 1.0), (40, 16, 4, False, 0.0), (20, 90, 3, True, 2.0)),
+        (3, 40, 1, True, 0.0),
+    ]:
         x, beside, weight, bias = r(4, side, side, c) + 5, r(4, side, side, c), r(2, c), r(2, c)
         held = leaves(x, beside, weight, bias)
         want = plain.norm(*held, groups, 1e-5, lowest=lowest, highest=highest)
@@ -331,10 +344,12 @@ def test_kernels_give_what_their_twins_give():
     want = weight.double() - rates.double()[:, None, None] * gradient.double()
     sums.descend(weight, gradient, rates)
     near(weight, want)
-    for dtype in (torch.float32, torch.bfloat16):
-        weight, parts, short = r(4, 5, 700), r(3, 4, 5, 700).to(dtype), torch.empty(4, 5, 700, dtype=torch.bfloat16)
-        want = weight.double() - rates.double()[:, None, None] * parts.double().sum(dim=0)
-        sums.descend(weight, parts.movedim(0, 1), rates, short.to(device))
+    for one in (False, True):
+        weight, parts, short = r(4, 5, 700), r(3, 4, 5, 700), torch.empty(4, 5, 700, dtype=torch.bfloat16)
+        parts = parts[0].bfloat16() if one else parts.movedim(0, 1)
+        total = parts.double() if one else parts.double().sum(dim=1)
+        want = weight.double() - rates.double()[:, None, None] * total
+        sums.descend(weight, parts, rates, short.to(device))
         near(weight, want)
     """
     run = [sys.executable, "-c", textwrap.dedent(script).replace("CASES", repr(plain_kernels.CASES))]

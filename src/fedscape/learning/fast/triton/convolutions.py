@@ -142,7 +142,7 @@ def _to_weights(
     x += client * BATCH * H * W * C
     gradient += client * ROWS * OUT
     acc = tl.zeros((BK, BN), tl.float32)
-    summed = tl.zeros((BN,), tl.float32)
+    summed = tl.zeros((BM, BN), tl.float32)  # of rows once more at the end: a sum across threads in each step is slow
     for t in range(EACH // BM):
         row = part * EACH + t * BM + tl.arange(0, BM)
         inside_rows = row < ROWS
@@ -170,7 +170,7 @@ def _to_weights(
             gradient_mask = gradient_mask & real[None, :]
         g = tl.load(gradient + row[:, None] * OUT + o[None, :], mask=gradient_mask, other=0.0)
         if BIASED:
-            summed += tl.sum(g.to(tl.float32), axis=0)
+            summed += g.to(tl.float32)
         if x.dtype.element_ty == tl.float32:  # through registers: tensor cores want rows side by side in memory
             a, g = a + 0.0, g + 0.0
         acc = tl.dot(a, g, acc, input_precision=PRODUCTS)
@@ -183,10 +183,12 @@ def _to_weights(
         if SHORT:
             tl.store(short + at, acc.to(short.dtype.element_ty), mask=mask)
     tl.store(out + at, acc, mask=mask)
-    if BIASED and tl.program_id(0) == 0:
-        if MOVES:
-            summed = tl.load(total + to, mask=real, other=0.0) - rate * summed
-        tl.store(total + to, summed, mask=real)
+    if BIASED:  # noqa: SIM102, known when it is compiled
+        if tl.program_id(0) == 0:
+            biases = tl.sum(summed, axis=0)
+            if MOVES:
+                biases = tl.load(total + to, mask=real, other=0.0) - tl.load(rates + client) * biases
+            tl.store(total + to, biases, mask=real)
 
 
 Pair = tuple[int, int]
@@ -281,10 +283,14 @@ def to_weights(
     padding: Pair,
     stride: Pair,
     products: str = "tf32",
+    *,
+    biased: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Gradients of weights and biases, from images and the gradient of what `convolve` made of them."""
-    partial, total = _partly(x, gradient, clients, kernel, padding, stride, products)
-    return (partial[0], total[0]) if len(partial) == 1 else (partial.sum(dim=0), total.sum(dim=0))
+    """Gradients of weights and of biases, if there are any, from images and the gradient of their convolution."""
+    partial, total = _partly(x, gradient, clients, kernel, padding, stride, products, biased=biased)
+    if len(partial) > 1:
+        return partial.sum(dim=0), total.sum(dim=0) if biased else total
+    return partial[0], total[0] if biased else total
 
 
 def move(
@@ -299,7 +305,7 @@ def move(
     if _parts(x, gradient, clients, kernel)[1] == 1:
         _partly(x, gradient, clients, kernel, padding, stride, products, (weight, bias, rates, short))
         return
-    partial, total = _partly(x, gradient, clients, kernel, padding, stride, products)
+    partial, total = _partly(x, gradient, clients, kernel, padding, stride, products, biased=bias is not None)
     sums.descend(weight, partial.movedim(0, 1), rates, short)
     if bias is not None:
         sums.descend(bias, total.movedim(0, 1), rates)
@@ -314,12 +320,13 @@ def _parts(x: torch.Tensor, gradient: torch.Tensor, clients: int, kernel: Pair) 
     tiles = weight_tiles(taps, out, x.shape[3])
     programs = triton.cdiv(taps, tiles.rows) * triton.cdiv(out, tiles.columns) * clients
     rows = len(x) // clients * gradient.shape[1] * gradient.shape[2]
-    return tiles, max(1, min(16, 1200 // programs, rows // 256))
+    parts = max(1, min(16, 720 // programs, rows // 256))
+    return tiles._replace(stages=4) if parts > 1 and x.dtype == torch.bfloat16 else tiles, parts
 
 
 def _partly(
     x: torch.Tensor, gradient: torch.Tensor, clients: int, kernel: Pair, padding: Pair, stride: Pair, products: str,
-    moved: Moved | None = None,
+    moved: Moved | None = None, *, biased: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """The sums of each part, [parts, clients, ...]; or the step, where there is one part."""
     batch, (height, width, channels) = len(x) // clients, x.shape[1:]
@@ -327,7 +334,7 @@ def _partly(
     tiles, parts = _parts(x, gradient, clients, kernel)
     if moved is None:
         partial = x.new_empty((parts, clients, out, high, wide, channels), dtype=torch.float32)
-        total: torch.Tensor | None = x.new_empty((parts, clients, out), dtype=torch.float32)
+        total = x.new_empty((parts, clients, out), dtype=torch.float32) if biased else None
         rates = short = None
     else:
         partial, total, rates, short = moved
@@ -340,4 +347,4 @@ def _partly(
         MOVES=moved is not None, SHORT=short is not None, BIASED=total is not None,
         num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
-    return partial, partial if total is None else total
+    return partial, partial.new_empty(0) if total is None else total
