@@ -116,6 +116,19 @@ def weighted_sum(rows: Tensor, weights: Array, *, onto: Tensor | None = None) ->
     return total if onto is None else onto.add_(total)
 
 
+def weighted_sums(rows: Tensor, factors: Tensor) -> Tensor:
+    """Sums of the rows [n, ...] times each line of factors [k, n], in float64: [k, numbers of a row].
+
+    A few rows at a time are taken to the wider type, so that they stay in the cache.
+    """
+    flat = rows.reshape(len(rows), -1)
+    total = factors.new_zeros((len(factors), flat.shape[1]))
+    together = max(1, 2**16 // max(flat.shape[1], 1)) if rows.device.type == "cpu" else max(len(rows), 1)
+    for part, mine in zip(flat.split(together), factors.split(together, dim=1), strict=True):
+        total.addmm_(mine, part.to(torch.float64))
+    return total
+
+
 def summed(moved: Tensors, weights: Array, each: Collection[str] = ()) -> Tensors:
     """The weighted sums of the moves over rows; those of the parameters in `each` stay as they are."""
     return {n: p if n in each else weighted_sum(p, weights) for n, p in moved.items()}
