@@ -154,7 +154,11 @@ class Scaffold(FedAvg):
             steps = local.timing.all_steps(clients.sizes[where]) * float(rates.lr)
             shares = torch.as_tensor(-1 / steps).to(local.device, local.dtype)
             for n, m in moves.items():
-                now = torch.mul(m, _by_row(shares, m), out=new[n][at]) if isinstance(at, slice) else m * _by_row(shares, m)
+                now = (
+                    torch.mul(m, _by_row(shares, m), out=new[n][at])
+                    if isinstance(at, slice)
+                    else m * _by_row(shares, m)
+                )
                 now.sub_(drift[n])  # the change -m / (K lr) - c, and c_i: what the client steps against is c - c_i
                 if not isinstance(at, slice):
                     new[n][at] = now
