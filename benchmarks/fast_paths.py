@@ -73,6 +73,15 @@ def unfolded() -> list[AbstractContextManager[Any]]:
     return [patch(program, "foldable", none)]
 
 
+def no_sums() -> list[AbstractContextManager[Any]]:
+    return [patch(program, "runs_kernels", no), patch(sums, "runs_kernels", no)]
+
+
+def no_elementwise() -> list[AbstractContextManager[Any]]:
+    """What a compiler would fuse: pooling with its rectifier, dropout, steps and sums."""
+    return [kernelless(folded._Pool), kernelless(folded._Dropout), *no_sums()]
+
+
 CPU = [
     Path("stack", "linear", lambda: [patch(trainers, "checked_stack", none)]),
     Path("stack", "mlp", lambda: [patch(trainers, "checked_stack", none)]),
@@ -103,7 +112,10 @@ GPU = [  # a path has a row on each task it serves; those that compile longest c
             ("Triton recurrence", "lstm", lambda: [kernelless(folded._Cells)]),
             ("Triton pooling", "cnn", lambda: [kernelless(folded._Pool)]),
             ("Triton dropout", "cnn, dropout", lambda: [kernelless(folded._Dropout)]),
-            ("Triton sums", "resnet", lambda: [patch(program, "runs_kernels", no), patch(sums, "runs_kernels", no)]),
+            ("Triton sums", "resnet", no_sums),
+            ("Triton pooling", "cnn, dropout", lambda: [kernelless(folded._Pool)]),
+            ("Triton sums", "cnn, dropout", no_sums),
+            ("Triton pooling, dropout and sums", "cnn, dropout", no_elementwise),
             ("Triton convolution", "resnet", lambda: [patch(folded, "can_convolve", no)]),
         )
     ),

@@ -19,12 +19,13 @@ from torch import nn
 from torch.nn import functional
 
 from fedscape.learning.adapters import LowRank
-from fedscape.learning.fast import depthwise, norms, pooling, recurrence
+from fedscape.learning.fast import depthwise, norms, pooling, recurrence, sequences
 from fedscape.learning.fast.conv import EXACT, can_convolve, convolve, patches_of, runs_kernels
 from fedscape.learning.fast.dropping import drop
 from fedscape.learning.fast.lowrank import FEW
 from fedscape.learning.fast.products import shifted_views, stands_for_product
 from fedscape.learning.layers import (
+    Attention,
     Cells,
     KeyedDropout,
     Module,
@@ -259,7 +260,8 @@ class _LayerNorm(Folded):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.bias is not None and len(self.weight) == len(self.bias) == 1:  # frozen: one for all clients
-            return functional.layer_norm(_wide(x, self.weight), self.shape, self.weight[0], self.bias[0], self.eps)
+            output = functional.layer_norm(_wide(x, self.weight), self.shape, self.weight[0], self.bias[0], self.eps)
+            return output.to(self.how.kind(output.dtype)) if self.how.runs(x) else output
         output = functional.layer_norm(_wide(x, self.weight), self.shape, None, None, self.eps)
         return _scaled(output, *self.both(), (*[1] * (x.ndim - 1 - len(self.shape)), *self.shape))
 
@@ -344,14 +346,36 @@ class _LowRank(Folded):
         self.layer, self.factor = FoldedLinear(layer.layer, how), layer.factor
 
     def forward(self, x: Tensor) -> Tensor:
-        whole = self.layer(x)
-        kind, clients = whole.dtype, max(len(self.down), len(self.up))  # a frozen one is one for all
-        rows = x.reshape(clients, -1, x.shape[-1]).to(kind)
-        update = rows @ self.down.to(kind).transpose(1, 2) @ self.up.to(kind).transpose(1, 2)
+        clients, base = max(len(self.down), len(self.up)), self.layer  # a frozen factor is one for all
+        rows = x.reshape(clients, -1, x.shape[-1])
+        if rows.shape[1] >= FEW and self.how.runs(x) and sequences.adapts(base.weight, base.bias):
+            kind = self.how.kind(base.weight.dtype)
+            weight, bias, down, up = (
+                None if v is None else v.to(kind) for v in (base.weight, base.bias, self.down, self.up)
+            )
+            output = sequences.adapted(rows.to(kind), weight, bias, down, up, self.factor)
+            return output.reshape(*x.shape[:-1], -1)
+        whole = base(x)
+        kind = whole.dtype
+        update = rows.to(kind) @ self.down.to(kind).transpose(1, 2) @ self.up.to(kind).transpose(1, 2)
         return whole + self.factor * update.reshape(whole.shape)
 
 
-LAYERS = (Folded, _Pool, _Dropout, _Cells)  # what may run kernels or take products in shorter numbers
+class _Attention(Attention):
+    """By a kernel of torch's own that writes no scores, where numbers are short enough for it."""
+
+    def __init__(self, layer: Attention, how: How) -> None:
+        super().__init__(layer.heads, causal=layer.causal)
+        self.how = how
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        kind = self.how.kind(query.dtype)
+        if self.how.runs(query) and sequences.attends(kind):
+            return sequences.attention(*(self.apart(x.to(kind)) for x in (query, key, value)), causal=self.causal)
+        return super().forward(query, key, value)
+
+
+LAYERS = (Folded, _Pool, _Dropout, _Cells, _Attention)  # what may run kernels or take products in shorter numbers
 
 _FORMS: dict[type, Callable[[Any, How], Module]] = {
     nn.Linear: FoldedLinear,
@@ -370,6 +394,8 @@ def _form(layer: Module, how: How) -> Module | None:
         return _Pool(how, rectified=isinstance(layer, RectifiedPool))
     if is_plain(layer, Cells):
         return _Cells(how)
+    if is_plain(layer, Attention):
+        return _Attention(layer, how)
     if is_plain(layer, nn.Embedding) and layer.max_norm is layer.padding_idx is None and not layer.scale_grad_by_freq:
         return _Embedding(layer, how)
     if is_plain(layer, nn.Conv2d) and stands_for_product(layer):
