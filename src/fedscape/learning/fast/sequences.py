@@ -21,9 +21,7 @@ def adapts(weight: Tensor, bias: Tensor | None) -> bool:
     return all(len(v) == 1 and not v.requires_grad for v in (weight, bias) if v is not None)
 
 
-def adapted(
-    rows: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor, up: Tensor, factor: float
-) -> Tensor:
+def adapted(rows: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor, up: Tensor, factor: float) -> Tensor:
     """Rows [clients, rows, features] times weights [1, out, features] plus biases, and factor * up (down rows).
 
     Factors are [1 or clients, rank, features] and [1 or clients, out, rank].
@@ -60,7 +58,7 @@ class _Adapted(torch.autograd.Function):  # type: ignore[misc]
 
 def attends(kind: Any) -> bool:
     """Whether numbers of this type are so short that a kernel takes them."""
-    return kind == torch.bfloat16
+    return bool(kind == torch.bfloat16)
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> Tensor:
