@@ -54,13 +54,12 @@ def recur(driven, weight, products="tf32"):
     return torch.cat([Cells()(d, lambda h, w=w: h @ w.T) for d, w in each])
 
 
-def adapted(rows, weight, bias, down, up, factor):
+def adapted(rows, weight, bias, down, up, factor, kind):
     """Linear layers of each client with a low-rank update."""
-    rank = max(len(down), len(up))
-    downs, ups = (v.expand(rank, *v.shape[1:]) for v in (down, up))
-    whole = (weight + factor * (u @ d) for d, u in zip(downs, ups, strict=True))
+    downs, ups = (v.expand(len(rows), -1, -1) for v in (down, up))
     own = None if bias is None else bias[0]
-    return torch.stack([functional.linear(x, w[0], own) for x, w in zip(rows, whole, strict=True)])
+    each = zip(rows, downs, ups, strict=True)
+    return torch.stack([functional.linear(x, weight[0] + factor * (u @ d), own) for x, d, u in each]).to(kind)
 
 
 def attention(query, key, value, *, causal):

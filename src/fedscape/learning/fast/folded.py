@@ -22,7 +22,7 @@ from fedscape.learning.adapters import LowRank
 from fedscape.learning.fast import depthwise, norms, pooling, recurrence, sequences
 from fedscape.learning.fast.conv import EXACT, can_convolve, convolve, patches_of, runs_kernels
 from fedscape.learning.fast.dropping import drop
-from fedscape.learning.fast.lowrank import FEW
+from fedscape.learning.fast.lowrank import FEW, by_turns
 from fedscape.learning.fast.products import shifted_views, stands_for_product
 from fedscape.learning.layers import (
     Attention,
@@ -141,21 +141,6 @@ class FoldedLinear(Folded):
         return output.reshape(*x.shape[:-1], out)
 
 
-def by_turns(rows: Tensor, weights: Tensor) -> Tensor:
-    """Rows [clients, batch, features] times weights [kinds, out, features], assigned to clients round-robin.
-
-    >>> by_turns(torch.ones(4, 1, 1), torch.tensor([[[2.0]], [[3.0]]])).flatten().tolist()
-    [2.0, 3.0, 2.0, 3.0]
-    """
-    if len(weights) == 1:  # as one product, which a library may cut along the features
-        return (rows.flatten(0, 1) @ weights[0].T).unflatten(0, rows.shape[:2])
-    if len(weights) == len(rows):
-        return rows @ weights.transpose(1, 2)
-    mine = rows.unflatten(0, (-1, len(weights))).transpose(0, 1).flatten(1, 2)  # [kinds, clients of each x batch, ...]
-    products = mine @ weights.transpose(1, 2)
-    return products.unflatten(1, (-1, rows.shape[1])).transpose(0, 1).flatten(0, 1)
-
-
 class _Conv2d(Folded):
     """As one batched product over patches, channels last."""
 
@@ -260,8 +245,7 @@ class _LayerNorm(Folded):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.bias is not None and len(self.weight) == len(self.bias) == 1:  # frozen: one for all clients
-            output = functional.layer_norm(_wide(x, self.weight), self.shape, self.weight[0], self.bias[0], self.eps)
-            return output.to(self.how.kind(output.dtype)) if self.how.runs(x) else output
+            return functional.layer_norm(_wide(x, self.weight), self.shape, self.weight[0], self.bias[0], self.eps)
         output = functional.layer_norm(_wide(x, self.weight), self.shape, None, None, self.eps)
         return _scaled(output, *self.both(), (*[1] * (x.ndim - 1 - len(self.shape)), *self.shape))
 
@@ -346,17 +330,12 @@ class _LowRank(Folded):
         self.layer, self.factor = FoldedLinear(layer.layer, how), layer.factor
 
     def forward(self, x: Tensor) -> Tensor:
-        clients, base = max(len(self.down), len(self.up)), self.layer  # a frozen factor is one for all
+        base, clients = self.layer, max(len(self.down), len(self.up))  # a frozen factor is one for all
         rows = x.reshape(clients, -1, x.shape[-1])
         if rows.shape[1] >= FEW and self.how.runs(x) and sequences.adapts(base.weight, base.bias):
-            kind = self.how.kind(base.weight.dtype)
-            weight, bias, down, up = (
-                None if v is None else v.to(kind) for v in (base.weight, base.bias, self.down, self.up)
-            )
-            output = sequences.adapted(rows.to(kind), weight, bias, down, up, self.factor)
-            return output.reshape(*x.shape[:-1], -1)
-        whole = base(x)
-        kind = whole.dtype
+            update = (self.down, self.up, self.factor, self.how.kind(base.weight.dtype))
+            return sequences.adapted(rows, base.weight, base.bias, *update).reshape(*x.shape[:-1], -1)
+        kind = (whole := base(x)).dtype
         update = rows.to(kind) @ self.down.to(kind).transpose(1, 2) @ self.up.to(kind).transpose(1, 2)
         return whole + self.factor * update.reshape(whole.shape)
 
@@ -390,7 +369,7 @@ def _form(layer: Module, how: How) -> Module | None:
     """The batched form of a layer; None where there is none."""
     if isinstance(layer, KeyedDropout):
         return _Dropout(layer, how) if layer.p > 0 else nn.Identity()
-    if is_plain(layer, RectifiedPool) or (is_plain(layer, nn.MaxPool2d) and _is_two_by_two(layer)):
+    if is_plain(layer, RectifiedPool) or (is_plain(layer, nn.MaxPool2d) and pooling.is_two_by_two(layer)):
         return _Pool(how, rectified=isinstance(layer, RectifiedPool))
     if is_plain(layer, Cells):
         return _Cells(how)
@@ -403,11 +382,6 @@ def _form(layer: Module, how: How) -> Module | None:
     if is_plain(layer, nn.Conv2d) and stands_for_product(layer, groups=layer.in_channels):
         return _Depthwise(layer, how) if layer.in_channels == layer.out_channels else None
     return next((form(layer, how) for kind, form in _FORMS.items() if is_plain(layer, kind)), None)
-
-
-def _is_two_by_two(layer: Module) -> bool:
-    pair = all(side in (2, (2, 2)) for side in (layer.kernel_size, layer.stride))
-    return pair and layer.padding == 0 and layer.dilation == 1 and not (layer.ceil_mode or layer.return_indices)
 
 
 def _take_rectifiers(layers: Module) -> None:

@@ -21,16 +21,17 @@ def adapts(weight: Tensor, bias: Tensor | None) -> bool:
     return all(len(v) == 1 and not v.requires_grad for v in (weight, bias) if v is not None)
 
 
-def adapted(rows: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor, up: Tensor, factor: float) -> Tensor:
+def adapted(
+    rows: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor, up: Tensor, factor: float, kind: Any
+) -> Tensor:
     """Rows [clients, rows, features] times weights [1, out, features] plus biases, and factor * up (down rows).
 
-    Factors are [1 or clients, rank, features] and [1 or clients, out, rank].
+    Factors are [1 or clients, rank, features] and [1 or clients, out, rank]; `kind` is the type of all products.
     """
+    whole, shift = weight[0].to(kind), None if bias is None else bias[0].to(kind)
     scaled = up if factor == 1 else up * factor
-    clients = max(len(down), len(up))
-    output: Tensor = _Adapted.apply(
-        rows, weight[0], None if bias is None else bias[0], down.expand(clients, -1, -1), scaled.expand(clients, -1, -1)
-    )
+    both = (v.to(kind).expand(len(rows), -1, -1) for v in (down, scaled))
+    output: Tensor = _Adapted.apply(rows.to(kind), whole, shift, *both)
     return output
 
 

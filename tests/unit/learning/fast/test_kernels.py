@@ -96,7 +96,7 @@ def test_adapted_layers_in_fewer_passes_are_what_their_twin_is(bias, frozen):
     leaves = [v.requires_grad_() for v in ([rows, up] if frozen else [rows, up, down])]
     along, both = torch.randn(3, 7, 6, dtype=torch.float64), []
     for way in (sequences.adapted, plain_kernels.adapted):
-        output = way(rows, weight, shift, down, up, 1.5)
+        output = way(rows, weight, shift, down, up, 1.5, torch.float64)
         both.append([output, *torch.autograd.grad(output, leaves, along)])
     for one, other in zip(*both, strict=True):
         assert torch.allclose(one, other, rtol=1e-12, atol=1e-12)
@@ -167,7 +167,7 @@ WRONG = {  # a network, a kernel, and how it is wrong
     "pool": ("lenet5", "pool", lambda right: lambda x, **how: right(x, **how) * 1.001),
     "drop": ("cnn", "drop", lambda right: lambda x, *a, **how: right(x, *a, **how) * 1.001),
     "cells": ("lstm", "recur", lambda right: lambda driven, weight, *a: right(driven, 1.01 * weight, *a)),
-    "adapted": ("adapters", "adapted", lambda right: lambda x, w, b, d, up, f: right(x, w, b, d, 1.01 * up, f)),
+    "adapted": ("adapters", "adapted", lambda right: lambda x, w, b, d, up, *a: right(x, w, b, d, 1.01 * up, *a)),
     "attention": ("transformer", "attention", lambda right: lambda q, *a, **how: right(1.01 * q, *a, **how)),
     "depthwise": ("mobilenet_v2", "depthwise", lambda right: lambda x, w, *a: right(x, 1.001 * w, *a)),
 }
