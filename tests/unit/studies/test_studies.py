@@ -207,7 +207,7 @@ def test_training_alone_is_no_personalisation():
 
 def test_a_method_that_left_is_no_evidence_beside_a_common_one_with_more_rounds():
     """Stages of the same clients differ in rounds alone: what left had its gain over FedAvg with fewer rounds."""
-    from fedscape.report.words import called_in
+    from fedscape.display import called_in
     from fedscape.studies.advise import _worth
 
     gains = {"fedavg": None, "ifca": apart(0.05, 0.03, 0.07), "fedem": apart(0.001, -0.003, 0.004)}
