@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.func import functional_call
 
-from fedscape.learning.fast.folded import Folded, FoldedLinear
+from fedscape.learning.fast.folded import FoldedLinear
 from fedscape.learning.fast.lowrank import Factors, Trail
 from fedscape.learning.layers import Module
 from fedscape.learning.local import LocalSGD
@@ -112,30 +112,6 @@ def once_used(local: LocalSGD, twin: Module, arguments: tuple[Any, ...]) -> dict
         for hook in hooks:
             hook.remove()
     return {path: shapes[0] for path, shapes in shapes_of.items() if len(shapes) == 1}
-
-
-def self_moving(local: LocalSGD, twin: Module, arguments: tuple[Any, ...]) -> dict[str, list[str]]:
-    """The layers of a folded model that can take their own step, as one step uses them once, and their parameters."""
-    layers = {path: m for path, m in twin.named_modules() if isinstance(m, Folded) and path}
-    calls = dict.fromkeys(layers, 0)
-    able: set[str] = set()
-
-    def look(path: str) -> Callable[..., None]:
-        def see(layer: Any, inputs: tuple[Any, ...], _: Tensor) -> None:
-            calls[path] += 1
-            if layer.can_move(inputs[0]):
-                able.add(path)
-
-        return see
-
-    hooks = [layer.register_forward_hook(look(path)) for path, layer in layers.items()]
-    try:
-        in_one_batch(local, twin)(*arguments)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    once = [path for path in layers if path in able and calls[path] == 1]
-    return {path: [member(path, n) for n, _ in layers[path].named_parameters(recurse=False)] for path in once}
 
 
 def unfactored(grads: Gradients) -> Tensors:

@@ -16,20 +16,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedscape.learning.batches import Batch
 from fedscape.learning.fast import sums
-from fedscape.learning.fast.admission import EXACTLY, foldable
+from fedscape.learning.fast.admission import foldable
 from fedscape.learning.fast.agreement import ROUGH, agree, same_lengths
 from fedscape.learning.fast.conv import runs_kernels
-from fedscape.learning.fast.gradients import (
-    FoldedGradient,
-    in_one_batch,
-    member,
-    once_used,
-    self_moving,
-    unfactored,
-)
+from fedscape.learning.fast.gradients import FoldedGradient, in_one_batch, member, once_used, unfactored
 from fedscape.learning.fast.lowrank import FEW, Factors, Trail
 from fedscape.learning.fast.moving import moving
-from fedscape.learning.fast.recording import Recorded, new_pool, records
+from fedscape.learning.fast.own_steps import own_steps
+from fedscape.learning.fast.recording import Recorded, clones, new_pool, records
 from fedscape.learning.layers import Module
 from fedscape.learning.local import LocalSGD
 from fedscape.learning.loop import by_client
@@ -38,7 +32,6 @@ from fedscape.types import Tensor, Tensors
 
 MANY = 4_000  # operations of a step from which compiling takes minutes: a network that is unrolled over time, say
 STEPS = 64  # of a round that is recorded as a whole
-FAR = 1024.0  # a rate beside which weights are small, so that what they move is not lost in their rounding
 ROUNDS = 8  # of different shapes that are
 _NUMBERS = itertools.count()
 
@@ -206,7 +199,7 @@ class Program:
 
             recorded = self.wholes[kind] = Recorded(run, [], self.pool)
         sums = recorded(*batches[:3], *rates, weights, *batches.random.values(), *start.values())
-        return {n: values.clone() for n, values in zip(names, sums, strict=True)}
+        return clones(dict(zip(names, sums, strict=True)))
 
     def summed(self, start: Tensors, weights: Tensor) -> Tensors:
         """The sum over the first clients of how far each has moved, times its weight, in the type of the weights.
@@ -220,7 +213,7 @@ class Program:
         recorded = self.sums.get(kind)
         if recorded is None:
             recorded = self.sums[kind] = Recorded(total, [], self.pool)
-        return {n: values.clone() for n, values in zip(start, recorded(weights, *begun), strict=True)}
+        return clones(dict(zip(start, recorded(weights, *begun), strict=True)))
 
     def _total(self, names: Collection[str], shape: tuple[int, ...]) -> Callable[..., list[Tensor]]:
         """From weights of this shape and where clients began, by these names, the sums of `summed` in their order."""
@@ -331,27 +324,10 @@ class Program:
         return self.local.optimiser == "sgd" and not (self.local.momentum or self.local.weight_decay or self.anchor)
 
     def _self_moving(self, whole: Tensors, batch: Batch) -> dict[str, list[str]]:
-        """Layers that take their own step: in plain SGD, if what they then move is what their gradients say."""
-        local, twin = self.local, self.twin
-        if twin is None or not self._steps_are_plain or compiles(local):
+        """Layers that take their own step, and their parameters: in plain SGD alone."""
+        if self.twin is None or not self._steps_are_plain or compiles(self.local):
             return {}
-        arguments = (batch.random, batch.x, batch.y, batch.share)
-        paths = self_moving(local, twin, (whole, *arguments))
-        taken = [n for names in paths.values() for n in names]
-        if not taken:
-            return {}
-        grads = unfactored(in_one_batch(local, twin)(whole, *arguments)[0])
-        now = {n: p.clone() if n in taken else p for n, p in whole.items()}
-        layers = {path: twin.get_submodule(path) for path in paths}
-        has_short = [path for path, layer in layers.items() if hasattr(layer, "short") and local.precision == "bf16"]
-        shorts = {member(path, "short"): now[member(path, "weight")].to(torch.bfloat16) for path in has_short}
-        with moving(layers.values(), batch.share.new_full((len(batch.y),), FAR)):
-            in_one_batch(local, twin, moved=taken, shorts=shorts)(now, *arguments)
-        same = all(
-            torch.equal(shorts[member(path, "short")], now[member(path, "weight")].to(torch.bfloat16))
-            for path in has_short
-        )
-        return paths if same and all(_has_moved(whole[n], grads[n], now[n]) for n in taken) else {}
+        return own_steps(self.local, self.twin, whole, batch)
 
     def _once(self, whole: Tensors, batch: Batch) -> dict[str, tuple[int, ...]]:
         """Linear layers whose gradients may stay low-rank factors."""
@@ -422,12 +398,6 @@ def _is_smaller(places: int, start: Tensor) -> bool:
     """Whether low-rank factors of this many rows take less memory than the weights [..., out, features]."""
     out, features = start.shape[-2:]
     return bool(places * (out + features) <= out * features)
-
-
-def _has_moved(begin: Tensor, grads: Tensor, now: Tensor) -> bool:
-    """Whether parameters have moved by their gradients, up to rounding: of the gradients, and of the parameters."""
-    apart = (now - (begin - FAR * grads)).norm()
-    return bool(apart <= EXACTLY * FAR * grads.norm() + 2**-22 * now.norm() + 1e-12)
 
 
 def _as_it_is(function: Any) -> Any:

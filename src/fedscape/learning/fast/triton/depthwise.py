@@ -8,7 +8,7 @@ import triton.language as tl
 
 
 @triton.jit
-def _forward(
+def _depthwise(
     x, weight, bias, out,
     BATCH, H, W, C,
     KH: tl.constexpr, KW: tl.constexpr, UP: tl.constexpr, LEFT: tl.constexpr, DOWN: tl.constexpr, RIGHT: tl.constexpr,
@@ -36,7 +36,7 @@ def _forward(
 
 
 @triton.jit
-def _to_images(
+def _depthwise_to_images(
     gradient, weight, out,
     BATCH, H, W, C,
     KH: tl.constexpr, KW: tl.constexpr, UP: tl.constexpr, LEFT: tl.constexpr, DOWN: tl.constexpr, RIGHT: tl.constexpr,
@@ -64,7 +64,7 @@ def _to_images(
 
 
 @triton.jit
-def _to_weights(
+def _depthwise_to_weights(
     x, gradient, out, total,
     H, W, C,
     KH: tl.constexpr, KW: tl.constexpr, UP: tl.constexpr, LEFT: tl.constexpr, DOWN: tl.constexpr, RIGHT: tl.constexpr,
@@ -93,7 +93,7 @@ def _to_weights(
 
 
 @triton.jit
-def _nine_to_weights(
+def _depthwise_nine_to_weights(
     x, gradient, out, total, H: tl.constexpr, W: tl.constexpr, C,
     UP: tl.constexpr, LEFT: tl.constexpr, DOWN: tl.constexpr, RIGHT: tl.constexpr,
     BIASED: tl.constexpr, PARTS: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
@@ -174,7 +174,7 @@ def forward(
     )
     out = x.new_empty((len(x), ho, wo, channels))
     bp, bc = _tiles(ho * wo, channels)
-    _forward[(triton.cdiv(ho * wo, bp), triton.cdiv(channels, bc), len(x))](
+    _depthwise[(triton.cdiv(ho * wo, bp), triton.cdiv(channels, bc), len(x))](
         x, weight, weight if bias is None else bias, out,
         len(x) // clients, height, width, channels, high, wide, *padding, *stride,
         BIASED=bias is not None, BP=bp, BC=bc, num_warps=4,
@@ -187,7 +187,7 @@ def to_images(gradient: torch.Tensor, weight: torch.Tensor, size: Pair, padding:
     clients, high, wide, channels = weight.shape
     out = gradient.new_empty((len(gradient), *size, channels))
     bp, bc = _tiles(size[0] * size[1], channels)
-    _to_images[(triton.cdiv(size[0] * size[1], bp), triton.cdiv(channels, bc), len(gradient))](
+    _depthwise_to_images[(triton.cdiv(size[0] * size[1], bp), triton.cdiv(channels, bc), len(gradient))](
         gradient, weight, out,
         len(gradient) // clients, *size, channels, high, wide, *padding, *stride,
         BP=bp, BC=bc, num_warps=4,
@@ -212,7 +212,7 @@ def to_weights(
         parts = max(1, min(4, pixels // 256))
         out = x.new_empty((clients, images // clients * parts, high, wide, channels), dtype=torch.float32)
         total = x.new_empty((clients, images // clients * parts, channels), dtype=torch.float32)
-        _nine_to_weights[(parts, triton.cdiv(channels, 64), images)](
+        _depthwise_nine_to_weights[(parts, triton.cdiv(channels, 64), images)](
             x, gradient, out, total, height, width, channels, *padding, *stride,
             BIASED=biased, PARTS=parts, BP=16, BC=64, num_warps=4,
         )  # fmt: skip
@@ -220,7 +220,7 @@ def to_weights(
     out = x.new_empty((images, high, wide, channels), dtype=torch.float32)
     total = x.new_empty((images, channels), dtype=torch.float32)
     bp, bc = _tiles(gradient.shape[1] * gradient.shape[2], channels)
-    _to_weights[(high * wide, triton.cdiv(channels, bc), images)](
+    _depthwise_to_weights[(high * wide, triton.cdiv(channels, bc), images)](
         x, gradient, out, total,
         height, width, channels, high, wide, *padding, *stride, BP=bp, BC=bc, num_warps=4,
     )  # fmt: skip

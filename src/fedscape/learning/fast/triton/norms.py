@@ -59,7 +59,7 @@ def _norm(
 
 
 @triton.jit
-def _part_moments(x, parts, PIXELS, C, CHUNK: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr):
+def _norm_sums(x, parts, PIXELS, C, CHUNK: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr):
     """Of a part of an image the mean of each channel, and the squares around it."""
     image, part, local = tl.program_id(0).to(tl.int64), tl.program_id(2), tl.arange(0, BC)
     c, p = tl.program_id(1) * CHUNK + local, part * BP + tl.arange(0, BP)
@@ -117,7 +117,7 @@ def _before(gradient, x, out, mean, scale, at, mask, LOWEST: tl.constexpr, HIGHE
 
 
 @triton.jit
-def _back(
+def _norm_back(
     gradient, x, out, weight, moments, images, beside, sums,
     BATCH, PIXELS, C, SIZE: tl.constexpr, CHUNK: tl.constexpr, BQ: tl.constexpr,
     ADDS: tl.constexpr, LOWEST: tl.constexpr, HIGHEST: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
@@ -149,7 +149,7 @@ def _back(
 
 
 @triton.jit
-def _part_sums(
+def _norm_back_sums(
     gradient, x, out, moments, sums, PIXELS, C, CHUNK: tl.constexpr,
     LOWEST: tl.constexpr, HIGHEST: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
@@ -215,7 +215,7 @@ def norm(
         _norm[grid](*held, batch, pixels, channels, eps, **ends, **how)
         return out, moments
     parts = moments.new_empty((images, tiles.parts, 2, channels))
-    _part_moments[grid](x, parts, pixels, channels, **how)
+    _norm_sums[grid](x, parts, pixels, channels, **how)
     _norm_part[grid](*held, parts, batch, pixels, channels, eps, BQ=triton.next_power_of_2(tiles.parts), **ends, **how)
     return out, moments
 
@@ -235,8 +235,8 @@ def back(
     how: dict[str, Any] = {"CHUNK": tiles.chunk, "BC": tiles.channels}
     how |= {"BP": tiles.pixels, "num_warps": tiles.warps, "LOWEST": lowest, "HIGHEST": highest}
     if tiles.parts > 1:
-        _part_sums[grid](gradient, x, out, moments, sums, pixels, channels, **how)
-    _back[grid](
+        _norm_back_sums[grid](gradient, x, out, moments, sums, pixels, channels, **how)
+    _norm_back[grid](
         gradient, x, out, weight, moments, moved, beside, sums, batch, pixels, channels,
         SIZE=channels // groups, BQ=triton.next_power_of_2(tiles.parts) if tiles.parts > 1 else 0, ADDS=adds, **how,
     )  # fmt: skip
@@ -244,7 +244,7 @@ def back(
 
 
 @triton.jit
-def _descend(weight, bias, sums, rates, C, BATCH: tl.constexpr, BB: tl.constexpr, BC: tl.constexpr):
+def _norm_descend(weight, bias, sums, rates, C, BATCH: tl.constexpr, BB: tl.constexpr, BC: tl.constexpr):
     client = tl.program_id(1).to(tl.int64)
     b, c = tl.arange(0, BB), tl.program_id(0) * BC + tl.arange(0, BC)
     at, mask = ((client * BATCH + b) * 2 * C)[:, None] + c[None, :], (b < BATCH)[:, None] & (c < C)[None, :]
@@ -258,6 +258,6 @@ def _descend(weight, bias, sums, rates, C, BATCH: tl.constexpr, BB: tl.constexpr
 def descend(weight: torch.Tensor, bias: torch.Tensor, sums: torch.Tensor, rates: torch.Tensor) -> None:
     """An SGD step of weights and biases [clients, C] from the sums of `back`."""
     clients, batch, _, channels = sums.shape
-    _descend[(triton.cdiv(channels, 32), clients)](
+    _norm_descend[(triton.cdiv(channels, 32), clients)](
         weight, bias, sums, rates, channels, BATCH=batch, BB=triton.next_power_of_2(batch), BC=32, num_warps=4
     )
