@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from table import half_width, origin
+from table import half_width, origin_of
 
 Row = dict[str, Any]
 
@@ -64,7 +64,7 @@ def run_cells(
         Seconds. Cells that are not done by then leave no row.
     """
     until, rows = time.time() + limit, read(out)
-    before, begun, where = list(rows), set(), origin()
+    before, begun, where = list(rows), set(), origin_of([])
 
     def is_new(cell: Row) -> bool:
         return _key(cell) not in begun and not _is_known(cell, before)

@@ -41,16 +41,7 @@ def report(name: str, rows: list[dict[str, Any]], *, note: str = "", cells: Sequ
         print(f"\n{note}")
     folder = RESULTS / "quick" if "--quick" in sys.argv else RESULTS  # the repository has results/ itself
     folder.mkdir(parents=True, exist_ok=True)
-    versions = {package: _version(package) for package in ("fedscape", "numpy", "scipy", "numba", "pyarrow", "torch")}
-    about = {"python": platform.python_version(), "machine": platform.machine(), **versions}
-    content = {
-        "name": name,
-        "command": shlex.join(sys.argv),
-        **origin_of(cells),
-        "versions": about,
-        "rows": rows,
-        "note": note,
-    }
+    content = {"name": name, "command": shlex.join(sys.argv), **origin_of(cells), "rows": rows, "note": note}
     (folder / f"{name}.json").write_text(json.dumps(content, indent=1, default=float) + "\n")
 
 
@@ -62,12 +53,26 @@ def origin() -> dict[str, str]:
     return {"date": datetime.now(UTC).date().isoformat(), "commit": commit, "machine": _machine()}
 
 
-def origin_of(cells: Sequence[dict[str, Any]]) -> dict[str, str]:
-    """`origin` as these cells say it, each different date, commit and machine once; now if there are no cells."""
+def versions() -> dict[str, str]:
+    """Of python and the packages that results depend on."""
+    packages = ("fedscape", "numpy", "scipy", "numba", "pyarrow", "torch")
+    about = {"python": platform.python_version(), "machine": platform.machine()}
+    return about | {package: _version(package) for package in packages}
+
+
+def origin_of(cells: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """`origin` and `versions` as these cells say them, each different one once; those of now if there are no cells."""
     if not cells:
-        return origin()
-    parts = [cell.get("origin", dict.fromkeys(("date", "commit", "machine"), "unknown")) for cell in cells]
-    return {what: ", ".join(sorted({part[what] for part in parts})) for what in ("date", "commit", "machine")}
+        return {**origin(), "versions": versions()}
+    parts = [cell.get("origin", {}) for cell in cells]
+    return {
+        **{what: _different([part.get(what, "unknown") for part in parts]) for what in ("date", "commit", "machine")},
+        "versions": {n: _different([part.get("versions", {}).get(n, "unknown") for part in parts]) for n in versions()},
+    }
+
+
+def _different(values: Sequence[str]) -> str:
+    return ", ".join(sorted(set(values)))
 
 
 def markdown(rows: list[dict[str, Any]]) -> str:
