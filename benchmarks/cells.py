@@ -159,11 +159,11 @@ _PROGRAMS: dict[Any, Any] = {}
 
 
 def share_programs(local: Any, kind: Any) -> None:
-    """Let this LocalSGD use what was compiled for one of its kind: rates and first weights are no part of a program."""
+    """Let this LocalSGD use the programs made for one of its kind: rates and first weights are no part of a program."""
     from fedscape.learning.trainer import trainer_of  # with torch, which not every benchmark of cells needs
 
     trainer: Any = trainer_of(local)
-    if trainer.strategy == "compiled":
+    if trainer.strategy in ("compiled", "recorded"):
         trainer.programs = _PROGRAMS.setdefault(kind, trainer.programs)
 
 

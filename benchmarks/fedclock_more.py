@@ -27,7 +27,7 @@ import torch
 
 import fedclock
 import temporal
-from cells import Row, run_cells
+from cells import Row, run_cells, share_programs
 from fedscape import Gaussian, Ledger, LocalSGD, calibrate, datasets, rounds
 from fedscape.learning import cross_entropy, models
 from fedscape.methods import Options, make
@@ -137,6 +137,8 @@ def network(cell: Row, until: float, *, quick: bool, data: str, device: str) -> 
     period, n = (8, 17) if quick else (cell["period"], cell["rounds"])
     how: Row = {**cell, "set": kind, "prior": "linear", "period": period}
     method = fedclock.method_of(how, job, local, server, {})
+    trains = getattr(method, "_trainer", method.local)
+    share_programs(trains, (kind, repr(trains.model), repr(trains.loss)))
     curve = Steady(2) if cell["method"] == "no-shift" else parse_curve(f"linear:p={cell['p']},T={period}")
     loop = rounds(method, job.train, n_rounds=n, sampler=Shifting(job.modes, curve, 10), seed=cell["seed"], measure=0)
     began = time.perf_counter()
