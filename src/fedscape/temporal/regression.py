@@ -31,6 +31,16 @@ def pack(pairs: Array) -> Array:
     return np.asarray(pairs[..., rows, columns])
 
 
+def packed_pairs(rows: Array) -> Array:
+    """`pack` of the products of each row [..., d] with itself.
+
+    >>> packed_pairs(np.array([1.0, 2.0])).tolist()
+    [1.0, 2.0, 4.0]
+    """
+    first, second = _triangle(rows.shape[-1])
+    return np.asarray(rows.take(first, axis=-1) * rows.take(second, axis=-1))
+
+
 def unpack(packed: Array) -> Array:
     """The symmetric matrix with this upper triangle: [d, d].
 
@@ -75,9 +85,9 @@ class Moments(NamedTuple):
         """The least-squares coefficients [p, d]; the minimum-norm solution if the covariates do not span yet."""
         return np.asarray(_inverse(self.gram) @ self.cross)
 
-    def residual(self, count: float) -> Array:
+    def residual(self, count: float, coefficients: Array | None = None) -> Array:
         """Residual scatter of clients after the regression, [d, d]; positive semi-definite despite noise."""
-        explained = self.cross.T @ _inverse(self.gram) @ self.cross
+        explained = self.cross.T @ (self.coefficients() if coefficients is None else coefficients)
         return nonnegative((unpack(self.pairs) - explained) / max(count, _TINY))
 
 
