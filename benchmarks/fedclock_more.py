@@ -207,9 +207,26 @@ def tables(rows: list[Row]) -> dict[str, list[Row]]:
             "by the mean network": fedclock._mean(mine, fedclock.STEADY),
             "right branch": fedclock._mean(mine, "right branch"),
         }
+        if table in ("cnn", "shakespeare", "phones") and method == "fedclock":
+            line |= _differences(mine, [r for r in rows if r["table"] == table and "error" not in r])
         line |= {n: mine[0].get(n, "") for n in ("verdict", "read", "spent")}
         lines.setdefault(table, []).append(line)
+    for each in lines.values():
+        names = list(dict.fromkeys(name for line in each for name in line))
+        each[:] = [{name: line.get(name, "") for name in names} for line in each]
     return {table: fedclock.filled(rows) for table, rows in lines.items()}
+
+
+def _differences(clock: list[Row], rows: list[Row]) -> Row:
+    """FedClock less baselines by the same mean, paired by seed; no shift is the same under all curves."""
+    out = {}
+    for m in fedclock.AVERAGED:
+        other = {
+            r["seed"]: r for r in rows if r["method"] == m and (m == "no-shift" or r["label"] == clock[0]["label"])
+        }
+        less = [{"": r[fedclock.ACCURACY] - other[r["seed"]][fedclock.STEADY]} for r in clock if r["seed"] in other]
+        out[f"minus {m.replace('-', ' ')}"] = fedclock._mean(less, "", "+")
+    return out
 
 
 def main() -> None:

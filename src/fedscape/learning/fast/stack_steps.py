@@ -265,7 +265,7 @@ def outputs_of_branches(stack: Stack, params: Mapping[str, Tensor], x: Tensor, d
         return None
     of, last = dict(stack.joined), layers[-1]
     with torch.no_grad():
-        a = stack.inputs(x.reshape(len(x), -1), dtype)
+        a = stack.inputs(x.reshape(len(x), layers[0].inputs), dtype)
         for layer in layers[:-1]:
             a = activated(linear(a, params[layer.weight], params[layer.bias] if layer.bias else None), layer.activation)
         biases = [params[n] for n in of[last.bias]] if last.bias else [None] * stack.branches
