@@ -241,9 +241,8 @@ class Branched(FedAvg):
         many = _FEW if number <= _FEW else _at_once(local)
 
         def part(begin: int) -> Tensor:
-            if rows is None:
-                return device.column(clients, local.features, slice(begin, begin + many))
-            return device.column(clients, local.features, slice(None))[device.sent(rows[begin : begin + many])]
+            some = slice(begin, begin + many)
+            return device.column(clients, local.features, some if rows is None else rows[some])
 
         return torch.cat([trainer.outputs(params, part(begin)) for begin in range(0, max(number, 1), many)])
 

@@ -39,7 +39,7 @@ from fedscape.temporal.regression import (
     aligned,
     are_apart,
     contrast_noise,
-    discriminant,
+    metric_of,
     packed_pairs,
     ridge_for,
     significance,
@@ -339,7 +339,7 @@ class FedClock(Branched):
         """The discriminant of the regression, and whether it is significant."""
         coefficients = clues.coefficients()
         scatter = clues.residual(n, coefficients)
-        metric = discriminant(np.eye(len(scatter)), scatter, ridge=ridge_for(self.ridge, n, len(scatter))).weights
+        metric = metric_of(scatter, ridge_for(self.ridge, n, len(scatter)))
         loadings = self.covariates.loadings(coefficients, (metric + metric.T) / 2, clues.gram, self.n_modes)
         if not isinstance(self.covariates, Shares):
             loadings = loadings[aligned(loadings @ coefficients, state["clue_weights"], state["clue_offsets"])]
