@@ -99,7 +99,7 @@ GPU = [  # a path has a row on each task it serves; those that compile longest c
         for name, off in (
             ("recorded round", lambda: [patch(program.Program, "whole", none)]),
             ("recorded step", lambda: [patch(program, "records", no), patch(trainers, "records", no)]),
-            ("low-rank update", lambda: [patch(program, "_is_smaller", no)]),
+            ("low-rank update", lambda: [patch(program, "is_smaller", no)]),
             ("low-rank gradient", lambda: [patch(program.Program, "_once", lambda *_: {})]),
             ("folded", unfolded),
         )

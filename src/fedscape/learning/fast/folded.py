@@ -154,7 +154,8 @@ class _Conv2d(Folded):
     def __init__(self, layer: Module, how: How) -> None:
         super().__init__(layer, how)
         self.stride, self.padding = tuple(layer.stride), tuple(layer.padding)
-        self.register_buffer("short", torch.zeros(()))  # the weights in the type of products, while it moves them
+        if layer.groups == 1:  # the weights in the type of products, while it moves them
+            self.register_buffer("short", torch.zeros(()))
 
     def can_move(self, x: Tensor) -> bool:
         kernel = tuple(self.weight.shape[3:])

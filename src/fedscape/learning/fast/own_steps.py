@@ -20,7 +20,7 @@ FAR = 1024.0  # a rate beside which weights are small, so that what they move is
 
 
 def own_steps(local: LocalSGD, twin: Module, params: Tensors, batch: Batch) -> dict[str, list[str]]:
-    """The layers that take their own step, and their parameters; none if one does not move as its gradients say.
+    """The layers that take their own step, and their parameters: those that move as their gradients say.
 
     What they leave for the products of the next step must be their new weights in the type of products, to the bit.
     """
@@ -36,9 +36,13 @@ def own_steps(local: LocalSGD, twin: Module, params: Tensors, batch: Batch) -> d
     shorts = {member(path, "short"): now[member(path, "weight")].to(torch.bfloat16) for path in has_short}
     with moving(layers.values(), batch.share.new_full((len(batch.y),), FAR)):
         in_one_batch(local, twin, moved=taken, shorts=shorts)(now, *arguments)
-    weights = {member(path, "short"): now[member(path, "weight")] for path in has_short}
-    same = all(torch.equal(short, weights[n].to(torch.bfloat16)) for n, short in shorts.items())
-    return paths if same and all(_has_moved(params[n], grads[n], now[n]) for n in taken) else {}
+    right = {}
+    for path, names in paths.items():
+        short = shorts.get(member(path, "short"))
+        same = short is None or torch.equal(short, now[member(path, "weight")].to(torch.bfloat16))
+        if same and all(_has_moved(params[n], grads[n], now[n]) for n in names):
+            right[path] = names
+    return right
 
 
 def self_moving(local: LocalSGD, twin: Module, arguments: tuple[Any, ...]) -> dict[str, list[str]]:

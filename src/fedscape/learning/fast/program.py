@@ -20,6 +20,7 @@ from fedscape.learning.fast.admission import foldable
 from fedscape.learning.fast.agreement import ROUGH, agree, same_lengths
 from fedscape.learning.fast.conv import runs_kernels
 from fedscape.learning.fast.gradients import FoldedGradient, in_one_batch, member, once_used, unfactored
+from fedscape.learning.fast.layout import is_smaller, rows_like, shortened, take_turns
 from fedscape.learning.fast.lowrank import FEW, Factors, Trail
 from fedscape.learning.fast.moving import moving
 from fedscape.learning.fast.own_steps import own_steps
@@ -89,7 +90,7 @@ class Program:
     def make_ready(self, start: Tensors, anchor: Tensors | None, room: int, places: int = 0) -> None:
         """Allocate the buffers for such a start, without filling them."""
         self.begun, self.places = (start, anchor, room, places), places
-        traced = [n for n in self.thin or () if _is_smaller(places, start[n])]
+        traced = [n for n in self.thin or () if is_smaller(places, start[n])]
         if room > self.room:
             self._make_room(start, anchor, room)
         for name in traced:
@@ -97,17 +98,10 @@ class Program:
         self.traced = {name: self.trails[name].part(self.room, places) for name in traced}
         for name in start:
             if name not in self.traced and name not in self.params:
-                self.params[name] = self._rows_like(start[name], self.room, name)
-        for name in self._shortened():
+                self.params[name] = rows_like(self.twin, start[name], self.room, name)
+        for name in shortened(self.twin, self.moved or (), self.local.precision):
             if name not in self.short:
                 self.short[name] = torch.empty_like(self.params[name], dtype=torch.bfloat16)
-
-    def _shortened(self) -> list[str]:
-        """Weights of layers that take their own step, whose products are of shorter numbers."""
-        if self.twin is None or self.local.precision != "bf16":
-            return []
-        layers = {path: self.twin.get_submodule(path) for path in self.moved or ()}
-        return [member(path, "weight") for path, layer in layers.items() if hasattr(layer, "short")]
 
     def _lay_out(self, start: Tensors, anchor: Tensors | None) -> None:
         room = self.begun[2]
@@ -116,31 +110,22 @@ class Program:
                 self.common[name].copy_(at)
                 torch._foreach_zero_(list(self.traced[name]))
             else:
-                _take_turns(self.params[name][:room], at)
+                take_turns(self.params[name][:room], at)
                 if name in self.short:
-                    _take_turns(self.short[name][:room], at)
+                    take_turns(self.short[name][:room], at)
         for name, to in (anchor or {}).items():
-            _take_turns(self.anchor[name] if len(self.anchor[name]) == 1 else self.anchor[name][:room], to)
+            take_turns(self.anchor[name] if len(self.anchor[name]) == 1 else self.anchor[name][:room], to)
         for moment in self.memory.moments:
             torch._foreach_zero_(moment)
 
     def _make_room(self, start: Tensors, anchor: Tensors | None, room: int) -> None:
         def like(at: Tensors, rows: int) -> Tensors:
-            return {n: self._rows_like(p, rows, n) for n, p in at.items()}
+            return {n: rows_like(self.twin, p, rows, n) for n, p in at.items()}
 
         self._forget()
         self.room, self.params, self.trails, self.short = room, {}, {}, {}
         self.anchor = {} if anchor is None else like(anchor, 1 if len(next(iter(anchor.values()))) == 1 else room)
-        self.memory = new_memory(self.local, [self._rows_like(p, room, n) for n, p in start.items()])
-
-    def _rows_like(self, start: Tensor, rows: int, name: str) -> Tensor:
-        """Zeros for this many rows; kernels of folded convolutions in the order that their products want."""
-        shape = start.shape[1:]
-        if len(shape) < 4 or self.twin is None:
-            return start.new_zeros((rows, *shape))
-        order = getattr(self.twin.get_submodule(name.rpartition(".")[0]), "order", (0, 1, 2, 3))
-        back = [1 + order.index(axis) for axis in range(4)]
-        return start.new_zeros((rows, *(shape[axis] for axis in order))).permute(0, *back)
+        self.memory = new_memory(self.local, [rows_like(self.twin, p, room, n) for n, p in start.items()])
 
     def _make_trail(self, name: str, start: Tensor) -> None:
         if name not in self.trails or self.places > self.trails[name].up.shape[1]:
@@ -394,20 +379,8 @@ class _Counted(TorchDispatchMode):  # type: ignore[misc]
         return function(*arguments, **(named or {}))
 
 
-def _is_smaller(places: int, start: Tensor) -> bool:
-    """Whether low-rank factors of this many rows take less memory than the weights [..., out, features]."""
-    out, features = start.shape[-2:]
-    return bool(places * (out + features) <= out * features)
-
-
 def _as_it_is(function: Any) -> Any:
     return function
-
-
-def _take_turns(rows: Tensor, start: Tensor) -> None:
-    """Fill rows from `start`, round-robin; a remainder is left unchanged."""
-    many = len(rows) // len(start) * len(start)
-    rows[:many].unflatten(0, (-1, len(start))).copy_(start)
 
 
 def _alone(name: str, *, dynamic: bool = False) -> Callable[[Any], Any]:

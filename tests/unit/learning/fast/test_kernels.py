@@ -329,7 +329,7 @@ def test_kernels_give_what_their_twins_give():
     def near(a, b):
         assert (a.double() - b.double()).norm() <= 1e-4 * b.double().norm() + 1e-9
     def back(y, *leaves):
-        along = torch.randn_like(y)
+        along = torch.randn(y.shape, dtype=y.dtype, device=device)
         return along.float(), torch.autograd.grad(y, leaves, along)
     def leaves(*values):
         return [v.double().requires_grad_() for v in values]

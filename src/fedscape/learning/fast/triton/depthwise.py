@@ -10,7 +10,7 @@ import triton.language as tl
 @triton.jit
 def _depthwise(
     x, weight, bias, out,
-    BATCH, H, W, C,
+    BATCH, H: tl.constexpr, W: tl.constexpr, C,
     KH: tl.constexpr, KW: tl.constexpr, UP: tl.constexpr, LEFT: tl.constexpr, DOWN: tl.constexpr, RIGHT: tl.constexpr,
     BIASED: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
@@ -38,7 +38,7 @@ def _depthwise(
 @triton.jit
 def _depthwise_to_images(
     gradient, weight, out,
-    BATCH, H, W, C,
+    BATCH, H: tl.constexpr, W: tl.constexpr, C,
     KH: tl.constexpr, KW: tl.constexpr, UP: tl.constexpr, LEFT: tl.constexpr, DOWN: tl.constexpr, RIGHT: tl.constexpr,
     BP: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
