@@ -3,8 +3,8 @@
 `--only` takes rounds (seconds a round of six networks, by strategy and precision, with the bytes and operations that
 cannot be avoided and the time they would take), long (1,500 rounds on CIFAR-10: seconds and accuracy), accuracy (the
 same for several seeds, 500 rounds, no times), sweep (36 settings as one run against one), peers (pfl-research),
-profile (the longest kernels) or roofline (kernels by what they do, beside their least bytes and operations); `--task` names networks of rounds or the cohort of a sweep, `--products` a precision,
-`--strategy` a strategy.
+profile (the longest kernels) or roofline (kernels by what they do, beside their least bytes and operations);
+`--task` names networks of rounds or the cohort of a sweep, `--products` a precision, `--strategy` a strategy.
 CIFAR-10 is JPEG-compressed here; random images stand in where there is none. Every row is printed and written as it
 comes, also to the file `--out`, whose rows of earlier runs are reported too.
 """
