@@ -32,15 +32,18 @@ class FoldedLowRank(Folded):
     def __init__(self, layer: LowRank, how: How) -> None:
         super().__init__(layer, how)
         self.layer, self.factor = FoldedLinear(layer.layer, how), layer.factor
-        shared = (self.layer.weight, self.layer.bias)  # as nobody trains them, they are rounded once, where they lie
-        self.short = tuple(None if v is None else v.detach()[None].to(how.kind(v.dtype)) for v in shared)
+        weight, bias = (  # as nobody trains them, they are rounded once, where they lie
+            None if v is None else v.detach()[None].to(how.kind(v.dtype)) for v in (self.layer.weight, self.layer.bias)
+        )
+        self.short = (weight, bias)
 
     def forward(self, x: Tensor) -> Tensor:
         base, clients = self.layer, max(len(self.down), len(self.up))  # a frozen factor is one for all
         rows = x.reshape(clients, -1, x.shape[-1])
         if self.how.runs(x) and sequences.adapts(base.weight, base.bias):
-            fixed = (base.weight, base.bias) if rows.shape[1] < FEW else self.short
-            return sequences.adapted(rows, *fixed, self.down, self.up, self.factor).reshape(*x.shape[:-1], -1)
+            weight, bias = (base.weight, base.bias) if rows.shape[1] < FEW else self.short
+            output = sequences.adapted(rows, weight, bias, self.down, self.up, self.factor)
+            return output.reshape(*x.shape[:-1], -1)
         kind = (whole := base(x)).dtype
         update = rows.to(kind) @ self.down.to(kind).transpose(1, 2) @ self.up.to(kind).transpose(1, 2)
         return whole + self.factor * update.reshape(whole.shape)
@@ -56,6 +59,6 @@ class FoldedAttention(Attention):
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         kind = self.how.kind(query.dtype)
         if self.how.runs(query) and sequences.attends(query, self.heads, kind, exact=self.how.exact):
-            each = (x.to(kind) for x in (query, key, value))
-            return sequences.attention(*each, self.heads, causal=self.causal)
+            query, key, value = (x.to(kind) for x in (query, key, value))
+            return sequences.attention(query, key, value, self.heads, causal=self.causal)
         return super().forward(query, key, value)
