@@ -128,7 +128,6 @@ GPU = [  # a path has a row on each task it serves; those that compile longest c
                 for name, kind in (
                     ("adapters in fewer passes", sequence_forms.FoldedLowRank),
                     ("Triton attention", sequence_forms.FoldedAttention),
-                    ("Triton layer norm", sequence_forms.FoldedLayerNorm),
                 )
             ),
             ("Triton convolution", "resnet", lambda: [patch(folded, "can_convolve", no)]),

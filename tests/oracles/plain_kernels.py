@@ -67,12 +67,6 @@ def attention(query, key, value, heads, *, causal):
     return Attention(heads, causal=causal)(query, key, value)
 
 
-def layer_norm(x, weight, bias, eps, kind):
-    """Layer norms of each client."""
-    each = zip(x.unflatten(0, (len(weight), -1)), weight, bias, strict=True)
-    return torch.cat([functional.layer_norm(rows, w.shape, w, b, eps) for rows, w, b in each]).to(kind)
-
-
 def drop(x, key, p, *, channels):
     """Dropout under the keys of clients."""
     return dropped(x, kept(x.shape[1:], key[:, None], p, channels=channels), p)

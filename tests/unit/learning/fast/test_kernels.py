@@ -23,8 +23,8 @@ NETWORKS = {
     "cnn": (lambda: models.cnn((1, 8, 8), 3), (8, 8), {"drop", "pool"}),
     "lenet5": (lambda: models.lenet5((1, 28, 28), 3), (28, 28), {"pool"}),
     "lstm": (lambda: models.char_lstm(7, embedding=3, hidden=4), (5,), {"recur"}),
-    "transformer": (lambda: models.transformer(7, width=8, heads=2, length=20), (20,), {"attention", "layer_norm"}),
-    "adapters": (lambda: adapters(), (20,), {"adapted", "attention", "layer_norm"}),
+    "transformer": (lambda: models.transformer(7, width=8, heads=2, length=20), (20,), {"attention"}),
+    "adapters": (lambda: adapters(), (20,), {"adapted", "attention"}),
     "resnet18": (lambda: models.resnet18((3, 16, 16), 3, width=8), (16, 16, 3), {"norm"}),
     "mobilenet_v2": (lambda: models.mobilenet_v2((3, 32, 32), 3, width=0.25), (32, 32, 3), {"norm", "depthwise"}),
 }
@@ -60,7 +60,6 @@ def as_kernels(monkeypatch):
     standing_in(folded, "drop", "drop")
     standing_in(sequences, "adapted", "adapted")
     standing_in(sequences, "attention", "attention")
-    standing_in(sequences, "norm", "layer_norm")
     monkeypatch.setattr(sequences, "attends", lambda *_, **__: True)
     return called
 
@@ -158,7 +157,6 @@ WRONG = {  # a network, a kernel, and how it is wrong
     "cells": ("lstm", "recur", lambda right: lambda driven, weight, *a: right(driven, 1.01 * weight, *a)),
     "adapted": ("adapters", "adapted", lambda right: lambda x, w, b, d, up, *a: right(x, w, b, d, 1.01 * up, *a)),
     "attention": ("transformer", "attention", lambda right: lambda q, *a, **how: right(1.01 * q, *a, **how)),
-    "layer norm": ("transformer", "layer_norm", lambda right: lambda *a: 1.001 * right(*a)),
     "depthwise": ("mobilenet_v2", "depthwise", lambda right: lambda x, w, *a: right(x, 1.001 * w, *a)),
 }
 
@@ -290,16 +288,6 @@ def test_kernels_give_what_their_twins_give():
         along, grads = back(want, *held)
         for a, b in zip(sequences.attend_back(along, q, k, v, heads, causal, "ieee"), grads):
             near(a, b)
-    for clients, rows, width in [(1, 7, 20), (3, 50, 33), (2, 4, 300)]:
-        x, weight, bias = r(clients * rows, width) + 5, r(clients, width), r(clients, width)
-        held = leaves(x, weight, bias)
-        want = plain.layer_norm(*held, 1e-5, torch.float64)
-        got, moments = sequences.norm(x, weight, bias, 1e-5, torch.float32)
-        near(got, want)
-        along, grads = back(want, *held)
-        for a, b in zip(sequences.norm_back(along, x, weight, moments, True), grads):
-            near(a, b)
-        near(sequences.norm_back(along, x, weight, moments, False)[0], grads[0])
     for kinds, starts in [(1, 1), (1, 4), (3, 1), (3, 3), (3, 12)]:
         now, start = (r(n, 5, 3, 3, 7).movedim(-1, 2) for n in (4 * kinds, starts))
         weights = torch.rand((4, kinds) if kinds > 1 else 4, dtype=torch.float64, device=device)

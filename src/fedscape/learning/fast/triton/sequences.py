@@ -1,7 +1,7 @@
-"""Attention and layer norms of many clients, the twins of those in `sequences`.
+"""Attention of many clients, the twin of that in `sequences`.
 
-A program of attention has one head of one sequence, whose scores never leave its registers: the backward pass makes
-them again. A program of a norm has a few rows of one client. Sums are float32.
+A program has one head of one sequence. Its scores never leave the registers: the backward pass makes them again. Sums
+are float32.
 """
 
 from __future__ import annotations
@@ -94,86 +94,3 @@ def attend_back(
         gradient, query, key, value, *made, *sizes, CAUSAL=causal, PRODUCTS=products, **tiles, num_warps=warps
     )
     return made
-
-
-@triton.jit
-def _norm(
-    x, weight, bias, out, moments, ROWS, WIDTH, EPS, OF_CLIENT: tl.constexpr, BR: tl.constexpr, BW: tl.constexpr
-):  # fmt: skip
-    client = tl.program_id(1).to(tl.int64)
-    r, c = tl.program_id(0) * BR + tl.arange(0, BR), tl.arange(0, BW)
-    row = client * ROWS + r
-    at = row[:, None] * WIDTH + c[None, :]
-    mask = (r < ROWS)[:, None] & (c < WIDTH)[None, :]
-    own = client * WIDTH + c if OF_CLIENT else c
-    w = tl.load(weight + own, mask=c < WIDTH, other=0.0)
-    shift = tl.load(bias + own, mask=c < WIDTH, other=0.0)
-    v = tl.load(x + at, mask=mask, other=0.0).to(tl.float32)
-    mean = tl.sum(v, axis=1) / WIDTH
-    v = tl.where(mask, v - mean[:, None], 0.0)
-    scale = 1.0 / tl.sqrt(tl.sum(v * v, axis=1) / WIDTH + EPS)
-    made = v * scale[:, None] * w[None, :] + shift[None, :]
-    tl.store(out + at, made.to(out.dtype.element_ty), mask=mask)
-    tl.store(moments + 2 * row, mean, mask=r < ROWS)
-    tl.store(moments + 2 * row + 1, scale, mask=r < ROWS)
-
-
-@triton.jit
-def _norm_back(
-    gradient, x, weight, moments, to_x, sums, ROWS, WIDTH, BLOCKS,
-    OF_CLIENT: tl.constexpr, SUMS: tl.constexpr, BR: tl.constexpr, BW: tl.constexpr,
-):  # fmt: skip
-    client = tl.program_id(1).to(tl.int64)
-    r, c = tl.program_id(0) * BR + tl.arange(0, BR), tl.arange(0, BW)
-    row = client * ROWS + r
-    at = row[:, None] * WIDTH + c[None, :]
-    mask = (r < ROWS)[:, None] & (c < WIDTH)[None, :]
-    own = client * WIDTH + c if OF_CLIENT else c
-    w = tl.load(weight + own, mask=c < WIDTH, other=0.0)
-    mean = tl.load(moments + 2 * row, mask=r < ROWS, other=0.0)
-    scale = tl.load(moments + 2 * row + 1, mask=r < ROWS, other=0.0)
-    g = tl.load(gradient + at, mask=mask, other=0.0).to(tl.float32)
-    v = (tl.load(x + at, mask=mask, other=0.0).to(tl.float32) - mean[:, None]) * scale[:, None]
-    v = tl.where(mask, v, 0.0)
-    if SUMS:
-        place = sums + (client * BLOCKS + tl.program_id(0)) * 2 * WIDTH + c
-        tl.store(place, tl.sum(g * v, axis=0), mask=c < WIDTH)
-        tl.store(place + WIDTH, tl.sum(g, axis=0), mask=c < WIDTH)
-    g = g * w[None, :]
-    along = tl.sum(g * v, axis=1) / WIDTH
-    made = (g - (tl.sum(g, axis=1) / WIDTH)[:, None] - v * along[:, None]) * scale[:, None]
-    tl.store(to_x + at, made.to(to_x.dtype.element_ty), mask=mask)
-
-
-def _of_rows(x: torch.Tensor, clients: int) -> tuple[tuple[int, int], tuple[int, int], dict[str, int]]:
-    """Programs by rows and clients, rows of a client and numbers of a row, and the powers of two of tiles."""
-    rows, width = x.shape
-    wide = int(triton.next_power_of_2(width))
-    high = max(1, min(16, 4096 // wide))
-    return (triton.cdiv(rows // clients, high), clients), (rows // clients, width), {"BR": high, "BW": wide}
-
-
-def norm(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float, kind: torch.dtype
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows [clients x rows, width] normed, in this type, with means and scales; weights are [1 or clients, width]."""
-    grid, sizes, tiles = _of_rows(x, len(weight))
-    out, moments = torch.empty_like(x, dtype=kind), x.new_empty((len(x), 2), dtype=torch.float32)
-    _norm[grid](x, weight, bias, out, moments, *sizes, eps, OF_CLIENT=len(weight) > 1, **tiles, num_warps=4)
-    return out, moments
-
-
-def norm_back(
-    gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, moments: torch.Tensor, trained: bool
-) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """Gradients of rows, and of weights and biases if they are `trained`."""
-    clients = len(weight)
-    grid, sizes, tiles = _of_rows(x, clients)
-    to_x = torch.empty_like(x)
-    sums = moments.new_empty((clients, grid[0], 2, x.shape[1]) if trained else 1)
-    _norm_back[grid](
-        gradient, x, weight, moments, to_x, sums, *sizes, grid[0],
-        OF_CLIENT=clients > 1, SUMS=trained, **tiles, num_warps=4,
-    )  # fmt: skip
-    weights, biases = sums.sum(dim=1).unbind(1) if trained else (None, None)
-    return to_x, weights, biases
