@@ -16,8 +16,9 @@ import json
 import statistics
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import fedscape as fs
+from by_flower import by_flower
 from fedscape.learning import Adapted, FedAvg, LocalSGD, cross_entropy, evaluate, grid, models, sweep
 from table import arguments, report_each
 from training_gpu import cifar
@@ -38,7 +40,7 @@ PRECISIONS = ("bf16", "tf32", "exact")
 #: What most rows are about comes first: a run may be stopped.
 WAYS = [("recorded", "bf16"), ("recorded", "tf32"), ("sequential", "exact"), ("recorded", "exact")]
 MORE = [("vmap", "exact"), *(("compiled", precision) for precision in PRECISIONS)]  # of the first network alone
-SQUARE = 64 if not CUDA else 8192
+SQUARES = (8192, 16384) if CUDA else (64,)
 
 
 def main() -> None:
@@ -173,18 +175,19 @@ def bandwidth() -> float:
 
 
 def product_rate(precision: str) -> float:
-    """Operations a second of one large product of matrices by torch, in this precision."""
-    kind = torch.bfloat16 if precision == "bf16" else torch.float32
-    a, b = (torch.randn(SQUARE, SQUARE, device=DEVICE).to(kind) for _ in range(2))
+    """Operations a second of a large product of matrices by torch, in this precision: the best of some sizes."""
     if not CUDA:
         return 1e11
     from triton.testing import do_bench
 
+    kind, rates = torch.bfloat16 if precision == "bf16" else torch.float32, []
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
-    took = do_bench(lambda: a @ b, return_mode="median") / 1000
+    for n in SQUARES:
+        a, b = (torch.randn(n, n, device=DEVICE).to(kind) for _ in range(2))
+        rates.append(2 * n**3 / (do_bench(partial(torch.matmul, a, b), return_mode="median") / 1000))
     torch.backends.cuda.matmul.allow_tf32 = before
-    return float(2 * SQUARE**3 / took)
+    return float(max(rates))
 
 
 def kernels(method: FedAvg, fed: fs.Federation, cohort: int) -> float:
@@ -260,14 +263,43 @@ def sweeps(args: Any) -> Iterator[dict[str, Any]]:
 
 
 def peers(args: Any) -> Iterator[dict[str, Any]]:
-    """pfl-research on the same clients, model and machine."""
-    fed, model, cohort, batch = tasks(args.quick)["CNN 32 x 32 x 3, 50 x 50"]
-    part = fed.take(np.arange(cohort))
-    images = part["x"].astype(np.float32).transpose(0, 3, 1, 2) / 255
-    part = fs.Federation({"x": images, "y": part["y"].astype(np.int64)}, part.offsets)
-    local = LocalSGD(model, cross_entropy, lr=0.01, epochs=1, batch_size=batch)
-    times, _ = by_pfl(local, part, 4 if args.quick else 8, 4)
-    yield {"way": "pfl", "ms": 1000 * statistics.median(times[1:])}
+    """fedscape, pfl-research and Flower's simulation with the same clients, network and machine, all in the cohort.
+
+    Median of the rounds after the first. Peers train as torch does by itself: convolutions may be tf32, other products
+    are float32. Flower's clients run in one process, or in three that share the GPU.
+    """
+    every = tasks(args.quick)
+    for name in (n for n in every if n.startswith(("CNN 32", "ResNet")) and args.task in n):
+        fed, model, cohort, batch = every[name]
+        part = fed.take(np.arange(cohort))
+        images = part["x"].astype(np.float32).transpose(0, 3, 1, 2) / 255
+        part = fs.Federation({"x": images, "y": part["y"].astype(np.int64)}, part.offsets)
+        local = LocalSGD(model, cross_entropy, lr=0.01, epochs=1, batch_size=batch, device=DEVICE)
+        for way, run in ways_of_training(local, part, 3 if args.quick else 6).items():
+            if args.strategy not in way:
+                continue
+            began = time.perf_counter()
+            try:
+                times = run()
+            except ImportError as error:
+                yield {"task": name, "way": way, "ms": f"not installed ({error.name})"}
+                continue
+            line = {"task": name, "way": way, "first s": times[0], "ms": 1000 * statistics.median(times[1:])}
+            yield {**line, "rounds": len(times), "s in all": time.perf_counter() - began}
+
+
+def ways_of_training(local: LocalSGD, part: fs.Federation, number: int) -> dict[str, Callable[[], list[float]]]:
+    """Seconds of each round by every system."""
+    ways: dict[str, Callable[[], list[float]]] = {}
+    for precision in PRECISIONS if CUDA else ("exact",):
+        own = FedAvg(replace(local, precision=precision))
+        ways[f"fedscape, {precision}"] = partial(seconds, own, part, len(part), 5 * number)
+    one_by_one = FedAvg(replace(local, strategy="sequential"))
+    ways["fedscape, sequential"] = partial(seconds, one_by_one, part, len(part), number)
+    ways["pfl-research"] = lambda: by_pfl(local, part, number, 1)[0]
+    ways["Flower, 1 process"] = lambda: by_flower(local, part, number, 1)[0]
+    ways["Flower, 3 processes"] = lambda: by_flower(local, part, number, 3)[0]
+    return ways
 
 
 if __name__ == "__main__":
