@@ -65,13 +65,7 @@ def repeat(task: list[int]) -> dict:
                 gains = judged.site_differences(name, "local")
                 made |= {f"gain of site {i} by {name}": about for i, about in enumerate(gains)}
     about = {what: [a["value"], a["low"], a["high"]] for what, a in made.items()}
-    moves = {f"{first} {second}": list(pair) for (first, second), pair in judged._moves.items()}
-    return {
-        "intervals": about,
-        "moves": moves,
-        "more": dict(judged.more or {}),
-        "s": round(time.perf_counter() - began, 1),
-    }
+    return {"intervals": about, "s": round(time.perf_counter() - began, 1)}
 
 
 GROUPS = {  # rows of the table: what their intervals are about

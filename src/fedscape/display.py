@@ -1,4 +1,7 @@
-"""What notebooks show: small tables in HTML, every text escaped, no row and no client's id."""
+"""What notebooks, pages and terminals show alike: small tables in HTML, decimals, the name of a method that left.
+
+Tables escape every text, and hold no row and no client's id.
+"""
 
 from __future__ import annotations
 
@@ -38,6 +41,24 @@ def decimals(values: Iterable[float | None], *, least: int = 3) -> int:
     """
     largest = max((abs(value) for value in values if value), default=1.0)
     return max(least, min(1 - math.floor(math.log10(largest)), 6))
+
+
+def called_in(section: Mapping[str, Any], row: Mapping[str, Any]) -> str:
+    """Name a method, with its clients or rounds if it left the tournament before the last stage.
+
+    >>> stages = [{"methods": ["fedavg", "ifca"]}, {"methods": ["fedavg"]}]
+    >>> row = {"method": "ifca", "called": "IFCA", "baseline": False, "clients": 60, "rounds": 20}
+    >>> called_in({"clients": 300, "stages": stages}, row), called_in({"clients": 60, "stages": stages}, row)
+    ('IFCA (60 clients)', 'IFCA (left after 20 rounds)')
+    """
+    playing = [row["method"] in stage["methods"] for stage in section["stages"]]
+    if row["baseline"] or playing[-1]:
+        return str(row["called"])
+    if row.get("clients", section["clients"]) != section["clients"]:
+        return f"{row['called']} ({row['clients']:,} clients)"
+    if row.get("rounds"):
+        return f"{row['called']} (left after {row['rounds']} rounds)"
+    return f"{row['called']} (left in stage {len(playing) - playing[::-1].index(True)})"
 
 
 def _cell(value: Any) -> str:

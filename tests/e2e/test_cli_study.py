@@ -12,7 +12,7 @@ import pytest
 from shell import fedscape, ok, refused, started
 
 from fedscape import Federation, datasets
-from fedscape.cli.study import summary
+from fedscape.cli.studied import summary
 
 
 @pytest.fixture(scope="module")

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from textwrap import shorten
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -35,13 +33,14 @@ from fedscape.cli.options import (
     placing,
     say_reading,
 )
-from fedscape.cli.show import pairs, show, table
-from fedscape.display import decimals
-from fedscape.errors import DataError, PrivacyError, plural
+from fedscape.cli.show import show, table
+from fedscape.cli.studied import for_people
+from fedscape.errors import DataError, PrivacyError
 from fedscape.formats.kinds import LABELS
 
 if TYPE_CHECKING:
     from fedscape.core.federation import Federation
+    from fedscape.formats.reading import Reading
     from fedscape.privacy.ledger import Ledger
 
 _AGAINST = "An earlier study, or a population, that every figure shows as a reference."
@@ -106,38 +105,35 @@ def study(
     json_: Json = False,
 ) -> None:
     """Study a federation: describe, measure, model, simulate, learn, advise; write a report."""
-    from fedscape.cli.plan import read_events
     from fedscape.studies import study as studied
-    from fedscape.studies.against import read_reference
-    from fedscape.studies.derived import with_derived
-    from fedscape.studies.tournament import entrants
 
     _check_privacy(epsilon, find, ledger, names)
     _check_effort(budget, rounds, seeds)
-    chosen = None if methods is None else listed(methods)
-    entrants(chosen)  # refuse unknown methods before the table is read
-    reference = None if against is None else read_reference(against)
-    if device is not None and events is None:
-        raise DataError("--device needs --events, the log whose column it is")
-    log, tick = (None, 0.0) if events is None else read_events(events, device)
-    columns = overrules(categorical, numeric, ignore, keep, names)
-    feature_names = None if features is None else listed(features)
+    chosen, reference, (log, tick) = _methods(methods), _reference(against), _log(events, device)
+    columns, inputs = (
+        overrules(categorical, numeric, ignore, keep, names),
+        None if features is None else listed(features),
+    )
     engine_for = placing(engine, address, workers)
     fed, reading = datasets.read_table(
-        source, client=client, target=column or LABELS, features=feature_names, overrules=columns, sample=seed,
+        source, client=client, target=column or LABELS, features=inputs, overrules=columns, sample=seed,
         engine_for=engine_for,
     )  # fmt: skip
     free_folder(out, force)  # after the checks of the table, before the long work
-    target = column or next((name for name in LABELS if name in fed), None)
-    say_reading(reading if feature_names else with_derived(fed, reading, target), json_)
-    if epsilon is not None and find is None:
-        _check_declared(fed, column, columns.names)
-    book = None if epsilon is None else _ledger(source, ledger, epsilon, quiet)
+    _say_reading(fed, reading, column, inputs, json_)
+    book = None
+    if epsilon is not None:
+        if find is None:
+            _check_declared(fed, column, columns.names)
+        book = _ledger(source, ledger, epsilon, quiet)
+    command = as_typed(
+        get_current_context(), without=("out", "force", "quiet", "json_", "ledger", "engine", "address", "workers")
+    )
     with _naming(book):
         outcome = studied(
             fed,
             column=column,
-            features=feature_names,
+            features=inputs,
             overrules=columns,
             reading=reading,
             budget=budget,
@@ -153,16 +149,48 @@ def study(
             tick=tick,
             against=reference,
             source=Path(source).name,
-            command=as_typed(
-                get_current_context(),
-                without=("out", "force", "quiet", "json_", "ledger", "engine", "address", "workers"),
-            ),
+            command=command,
             seed=seed,
             progress=False if quiet else None,
             engine_for=engine_for,
         )
     folder = outcome.save(out)
-    show(dict(outcome.result), json_, lambda result: _for_people(result, outcome.seconds, folder))
+    show(dict(outcome.result), json_, lambda result: for_people(result, outcome.seconds, folder))
+
+
+def _methods(methods: str | None) -> tuple[str, ...] | None:
+    """The methods of --methods; unknown ones are refused before the table is read."""
+    from fedscape.studies.tournament import entrants
+
+    chosen = None if methods is None else listed(methods)
+    entrants(chosen)
+    return chosen
+
+
+def _reference(against: Path | None) -> Any:
+    """The study or population of --against."""
+    from fedscape.studies.against import read_reference
+
+    return None if against is None else read_reference(against)
+
+
+def _log(events: str | None, device: str | None) -> tuple[Any, float]:
+    """The log of --events, and the seconds of its tick."""
+    from fedscape.cli.plan import read_events
+
+    if device is not None and events is None:
+        raise DataError("--device needs --events, the log whose column it is")
+    return (None, 0.0) if events is None else read_events(events, device)
+
+
+def _say_reading(
+    fed: Federation, reading: Reading, column: str | None, features: Sequence[str] | None, json_: bool
+) -> None:
+    """Say how the columns were read, with those derived from them where no features are named."""
+    from fedscape.studies.derived import with_derived
+
+    target = column or next((name for name in LABELS if name in fed), None)
+    say_reading(reading if features else with_derived(fed, reading, target), json_)
 
 
 @contextmanager
@@ -255,104 +283,6 @@ def explain(
     show(explained(method), json_, _explanation)
 
 
-def _for_people(result: Mapping[str, Any], seconds: Mapping[str, float], folder: Path) -> None:
-    about = result["describe"]
-    pairs(
-        f"{result['about']['source']}: {result['about']['column']}",
-        {
-            "clients": about["clients"],
-            "rows": about["rows"],
-            "rows per client, median": round(about["rows_per_client"]["median"]),
-            "categories": len(about["categories"]["names"]),
-            "missing values": sum(column["missing"] for column in about["columns"]),
-        },
-    )
-    _measured(result["measure"])
-    for kind in result["model"]["components"]:
-        typer.echo(kind["words"])
-    if "learn" in result:
-        _tournament(result["learn"])
-    if "numbers" in result:
-        _numbers_table(result["numbers"])
-    for item in result["advise"]:
-        typer.secho(f"\n{item['question']} {item['answer']}", bold=True)
-        typer.echo(f"  {item['text']}")
-    for note in result["notes"]:
-        typer.echo(f"\nnote: {note}")
-    typer.echo("\n" + "\n".join(summary(result)))
-    typer.echo(f"{folder / 'report.html'}: the report, after {sum(seconds.values()):.0f} s")
-
-
-#: Questions whose answer is an estimate: the summary shows the first interval of their reasons.
-ESTIMATED = ("Which method?", "Is personalisation worth it?", "Is federation worth it?", "For whom does it fail?")
-INTERVAL = re.compile(r"[-+]?[\d.,]+%?(?: points)? \[[-+]?\d[^\]]*\]")
-
-
-def summary(result: Mapping[str, Any]) -> list[str]:
-    """The end of what a study prints: what was studied, and each question with its answer, a line each."""
-    about = result["describe"]
-    answers = [shorten(item["answer"], 36, placeholder=" ...") for item in result["advise"]]
-    wide, width = max(len(item["question"]) for item in result["advise"]), max(map(len, answers))
-    lines = [
-        f"{result['about']['source']}: {result['about']['column']}, "
-        f"{about['clients']:,} clients, {about['rows']:,} rows; intervals of 95%"
-    ]
-    for item, answer in zip(result["advise"], answers, strict=True):
-        shown = INTERVAL.search(item["text"]) if item["question"] in ESTIMATED else None
-        lines.append(f"{item['question']:{wide}}  {answer:{width}}  {shown.group() if shown else ''}".rstrip())
-    return lines
-
-
-def _measured(measured: Mapping[str, Any]) -> None:
-    shown = {"labels": "labels", "features": "features", "quantity": "sizes (Gini)"}
-    rows = [[title, *_few(measured[name])] for name, title in shown.items() if "value" in measured.get(name, {})]
-    by_labels = measured.get("features", {}).get("by_labels", {})
-    if "value" in by_labels:
-        rows.insert(2, ["features, part explained by labels", *_few(by_labels)])
-    table("how much clients differ (0: alike, 1: nothing in common)", ["in", "value", "95% interval"], rows)
-
-
-def _few(about: Mapping[str, Any]) -> list[str]:
-    """A number and its interval, to two digits where they are small."""
-    return _numbers(about, decimals([about["value"]]))
-
-
-def _numbers(about: Mapping[str, Any], digits: int = 3) -> list[str]:
-    if about["low"] is None and about["high"] is None:
-        return [f"{round(about['value'], digits) + 0.0:.{digits}f}", "no interval"]
-    # adding 0.0 turns -0.0 into 0.0
-    ends = ["?" if about[end] is None else f"{round(about[end], digits) + 0.0:.{digits}f}" for end in ("low", "high")]
-    return [f"{round(about['value'], digits) + 0.0:.{digits}f}", f"{ends[0]} to {ends[1]}"]
-
-
-def _tournament(learn: Mapping[str, Any]) -> None:
-    from fedscape.report.words import called_in
-
-    predicted = {row["method"]: row for row in learn["simulated"]}
-    rows = []
-    for row in sorted(learn["true"], key=lambda row: -(row["accuracy"]["value"] or 0)):
-        gain = "" if row["gain"] is None else "{} ({})".format(*_numbers(row["gain"]))
-        guess = predicted[row["method"]]["accuracy"]["value"]
-        worst = "{} ({})".format(*_numbers(row["worst"]))
-        rows.append([called_in(learn, row), *_numbers(row["accuracy"]), gain, worst, f"{guess:.3f}"])
-    last = "worst site" if learn["sites"] else "worst tenth"
-    names = ["method", "accuracy", "95% interval", "gain over FedAvg", last, "simulated clients"]
-    table(", ".join(plural(learn[f"{what}s"], what) for what in ("client", "round", "seed")), names, rows)
-
-
-def _numbers_table(about: Mapping[str, Any]) -> None:
-    from fedscape.report.words import called_in
-
-    rows = []
-    for row in sorted(about["true"], key=lambda row: -(row["r2"]["value"] or 0)):
-        gain = "" if row["gain"] is None else "{} ({})".format(*_numbers(row["gain"]))
-        errors = [f"{row[what]['value']:.4g} ({row[what]['low']:.4g} to {row[what]['high']:.4g})"
-                  for what in ("rmse", "mae")]  # fmt: skip
-        rows.append([called_in(about, row), *_numbers(row["r2"]), *errors, gain])
-    names = ["method", "R2", "95% interval", "RMSE", "MAE", "gain over linear"]
-    table(", ".join(plural(about[f"{what}s"], what) for what in ("client", "seed")), names, rows)
-
-
 def _comparison(about: Mapping[str, Any]) -> None:
     drift = about["drift"]
     verdict = "Labels drifted" if drift["p"] < 0.05 else "No significant label drift"
@@ -383,6 +313,10 @@ def _explanation(about: Mapping[str, Any]) -> None:
         table(title, ["sent", "shape", "bytes", "seen by the server as"], rows)
         typer.echo(f"  kept, never sent: {', '.join(phase['kept']) or 'nothing'}")
     typer.echo(f"revealed client by client: {', '.join(about['reveals']) or 'nothing'}")
+    if about["new_client"] is not None:
+        typer.echo(f"a new client gets: {about['new_client']}")
     typer.echo(about["privacy"])
+    if about["cannot_be_private"]:
+        typer.echo(f"This method cannot be private: {about['cannot_be_private']}.")
     typer.echo(about["secure"])
     typer.echo(f"(bytes for {about['reference']})")

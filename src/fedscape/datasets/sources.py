@@ -44,6 +44,7 @@ def read(source: str | os.PathLike[str], *, client: str | None = None, rows: str
         return _numbered(formats.load_folder(path), rows)
     if not path.exists() and "://" not in text:
         _check_name(text, path)
+    _check_no_study(text, path)
     from fedscape.formats.opening import can_open, check_readable, open_rows
 
     check_readable(path)
@@ -71,6 +72,18 @@ def _check_name(text: str, path: Path) -> None:
     near = difflib.get_close_matches(path.name, beside, n=1)
     hint = f"did you mean {path.with_name(near[0])}?" if near else "check its name and folder"
     raise DataError(f"there is no file {text}: {hint}")
+
+
+def _check_no_study(text: str, path: Path) -> None:
+    """Refuse the folder that a study wrote, or its result: it is no data."""
+    folder = path if path.is_dir() else path.parent
+    if (path == folder or path.name == "result.json") and all(
+        (folder / name).is_file() for name in ("result.json", "report.html")
+    ):
+        raise DataError(
+            f"{text} is a finished study, not data: open {folder / 'report.html'}, or name the data that were studied; "
+            f"'fedscape compare' and 'fedscape check --against' take its folder {folder}"
+        )
 
 
 def _numbered(federation: Federation, rows: str | None) -> Federation:

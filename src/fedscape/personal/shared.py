@@ -13,7 +13,7 @@ import torch
 from torch.func import functional_call
 from torch.nn import functional
 
-from fedscape.core.arrays import Ragged, offsets_of, segment_sum_twin
+from fedscape.core.arrays import Ragged, as_slice, offsets_of, segment_sum_twin
 from fedscape.core.blocks import on_host
 from fedscape.core.federation import Federation
 from fedscape.core.random import Key
@@ -272,10 +272,11 @@ def checked_models(local: LocalSGD, state: Mapping[str, Array]) -> Arrays:
 def each_own_log_probs(local: LocalSGD, own: Tensors, clients: Federation) -> Array:
     """log p(class | x) of each row under its client's own parameters: [rows, classes]."""
     parts = []
-    for i in np.flatnonzero(clients.sizes):
-        mine = {n: p[i] for n, p in own.items()}
-        rows = slice(int(clients.offsets[i]), int(clients.offsets[i + 1]))
-        parts.append(forward(local, [mine], clients, rows, loss=False)[:, 0])
+    with one_thread():  # once for all of them: entering it costs more than a small client's rows
+        for i in np.flatnonzero(clients.sizes):
+            mine = {n: p[i] for n, p in own.items()}
+            rows = slice(int(clients.offsets[i]), int(clients.offsets[i + 1]))
+            parts.append(forward(local, [mine], clients, rows, loss=False)[:, 0])
     return np.concatenate(parts) if parts else np.zeros((0, 1))
 
 
@@ -332,20 +333,32 @@ def moved_alone(
     anchor = None if common is None else {n: p[None] for n, p in common.items()}
     trainer = trainer_of(local)
     sums = [] if weights is None else [n for n in own if n not in each]
-    moves = {
-        n: p.new_zeros(p.shape[1:], dtype=torch.float64) if n in sums else p.new_zeros(p.shape) for n, p in own.items()
-    }
+    moves: Tensors = {}
     for positions, work in trainer.works(clients, key):
         where = trainer.sent(positions)
         starts = {n: p[:1] if p.stride(0) == 0 else p[where] for n, p in own.items()}
         count = None if weights is None else weights[positions]
         moved = train(local, starts, work, rates, anchor, still=still, centre=centre, weights=count, each=each)
+        if as_slice(positions) == slice(0, len(clients)) and moved.keys() == own.keys():  # all at once, in their order
+            return {n: _writable(m.to(torch.float64) if n in sums else m) for n, m in moved.items()}
+        moves = moves or _no_moves(own, sums)
         for n, values in moved.items():
             if n in sums:
                 moves[n] += values
             else:
                 moves[n][where] = values
-    return moves
+    return moves or _no_moves(own, sums)
+
+
+def _writable(values: Tensor) -> Tensor:
+    """These values, or a copy where torch lets nobody change them in place."""
+    return values.clone() if values.is_inference() else values
+
+
+def _no_moves(own: Tensors, sums: Collection[str]) -> Tensors:
+    return {
+        n: p.new_zeros(p.shape[1:], dtype=torch.float64) if n in sums else p.new_zeros(p.shape) for n, p in own.items()
+    }
 
 
 def check_own(new: Tensors, clients: Federation, key: Key) -> None:

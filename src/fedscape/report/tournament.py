@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from fedscape.display import called_in
 from fedscape.errors import plural
 from fedscape.report import figures as draw
 from fedscape.report.parts import capital, card, cells, dot, legend_of_reference, reference_of, stick, table_of
-from fedscape.report.words import NONE, About, between, called_in, number, of_stages, percent, safe, two_digits
+from fedscape.report.words import NONE, About, between, number, of_stages, percent, safe, two_digits
 
 if TYPE_CHECKING:
     from fedscape.studies.schema import Result

@@ -89,21 +89,3 @@ def of_stages(section: About, what: str) -> str:
             "; methods leave that are shown to be a point behind, or not to be a point better than the advice"
         )
     return f"{stages_text}; {'that settled the advice' if stages[-1]['settled'] else 'the advice is not settled'}."
-
-
-def called_in(section: About, row: About) -> str:
-    """Name a method, with its clients or rounds if it left the tournament before the last stage.
-
-    >>> stages = [{"methods": ["fedavg", "ifca"]}, {"methods": ["fedavg"]}]
-    >>> row = {"method": "ifca", "called": "IFCA", "baseline": False, "clients": 60, "rounds": 20}
-    >>> called_in({"clients": 300, "stages": stages}, row), called_in({"clients": 60, "stages": stages}, row)
-    ('IFCA (60 clients)', 'IFCA (left after 20 rounds)')
-    """
-    playing = [row["method"] in stage["methods"] for stage in section["stages"]]
-    if row["baseline"] or playing[-1]:
-        return str(row["called"])
-    if row.get("clients", section["clients"]) != section["clients"]:
-        return f"{row['called']} ({row['clients']:,} clients)"
-    if row.get("rounds"):
-        return f"{row['called']} (left after {row['rounds']} rounds)"
-    return f"{row['called']} (left in stage {len(playing) - playing[::-1].index(True)})"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedscape.display import decimals
+from fedscape.display import called_in, decimals
 from fedscape.methods import METHODS
 from fedscape.studies.answers import ENDS, WORTH_IT, Item, answer_item, in_last_stage, percent, points, verdict
 from fedscape.studies.budget import BUDGETS
@@ -212,8 +212,6 @@ def stability_text(learn: dict[str, Any]) -> str:
 
 
 def _worth(learn: dict[str, Any], best: Item) -> Item | None:
-    from fedscape.report.words import called_in
-
     question = "Is personalisation worth it?"
     others = [r for r in learn["true"] if r["gain"] is not None and r["gain"]["value"] is not None]
     # training alone is not personalisation, nor are trees and a GLM for all clients

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from fedscape.display import called_in
 from fedscape.studies.advise import (
     instead_text,
     joining_item,
@@ -83,8 +84,6 @@ def _method(about: dict[str, Any], rows: dict[str, Item], best: Item | None) -> 
 
 
 def _personal(about: dict[str, Any], rows: dict[str, Item], best: Item) -> Item:
-    from fedscape.report.words import called_in
-
     others = [rows[name] for name in ("linear+", "hlcr")]
     others = [row for row in others if in_last_stage(about, row)] or others
     one = best if best["method"] in ("linear+", "hlcr") else max(others, key=lambda row: float(row["gain"]["value"]))

@@ -185,7 +185,8 @@ def _beside(
     together = _federated(judged, order)
     value = {which: {row["method"]: row for row in section[which]} for which in ("true", "simulated")}
     own = [r for r in section["simulated"] if r["gain"] and METHODS[r["method"]].family == "personal"]
-    own = [r for r in own if r["method"] in judged.hits]  # Local at least; others had a FedAvg of a stage before
+    own = [r for r in own if r["method"] in judged.hits]  # the gains of those that left are over an earlier FedAvg
+    own = [r for r in own if r["method"] != "local"] or own  # training alone personalises nothing
     personal = max(own, key=lambda r: r["gain"]["value"] or -1)["method"]
     errors = [abs(value["true"][m]["accuracy"]["value"] - value["simulated"][m]["accuracy"]["value"]) for m in order]
     curve = section["cohorts"][-1]["curve"]

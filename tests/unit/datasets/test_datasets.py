@@ -431,3 +431,15 @@ def test_the_variable_may_point_to_the_home_folder(folder: Path, monkeypatch: py
     monkeypatch.setenv("HOME", str(folder.parent))
     monkeypatch.setenv("FEDSCAPE_DATA", f"~/{folder.name}")
     assert len(datasets.load("femnist")) == 30
+
+
+def test_a_finished_study_is_no_data(tmp_path):
+    """It holds a result.json, which was refused as a LEAF file that it is not."""
+    for name in ("result.json", "report.html"):
+        (tmp_path / name).write_text("{}")
+    for given in (tmp_path, tmp_path / "result.json"):
+        with pytest.raises(DataError, match=r"is a finished study, not data: open .*report.html, or name the data"):
+            datasets.read(given)
+    (tmp_path / "report.html").unlink()
+    with pytest.raises(DataError, match="is not a LEAF file"):
+        datasets.read(tmp_path)

@@ -210,3 +210,9 @@ def test_a_forecast_is_checked_on_a_method_of_the_last_stage():
     choice = choose(judged)
     told = _beside(section, judged, choice, choice, np.ones((60, 1)), order)["prediction"]
     assert told["method"] == "fedem"
+    gains["local"] = {"value": 0.02}  # training alone is no personalisation, unless nothing else is left
+    rows[:] = [{**row, "gain": gains[row["method"]]} for row in rows]
+    assert _beside(section, judged, choice, choice, np.ones((60, 1)), order)["prediction"]["method"] == "fedem"
+    alone = play_of(LEVEL, [])(federation(60), LADDER[0], ("local", "fedavg"))[0]
+    told = _beside(section, alone, choice, choice, np.ones((60, 1)), order)["prediction"]
+    assert told["method"] == "local"

@@ -207,7 +207,7 @@ def test_training_alone_is_no_personalisation():
 
 def test_a_method_that_left_is_no_evidence_beside_a_common_one_with_more_rounds():
     """Stages of the same clients differ in rounds alone: what left had its gain over FedAvg with fewer rounds."""
-    from fedscape.report.words import called_in
+    from fedscape.display import called_in
     from fedscape.studies.advise import _worth
 
     gains = {"fedavg": None, "ifca": apart(0.05, 0.03, 0.07), "fedem": apart(0.001, -0.003, 0.004)}
@@ -365,6 +365,21 @@ def test_every_method_is_explained_and_reveals_are_named(method):
         assert revealed == set(phase["reveals"])
     listed = METHODS[method].reveals if method in METHODS else ()
     assert about["reveals"] == sorted(listed)
+
+
+def test_a_first_round_that_sends_other_arrays_is_explained_too():
+    first, later = (phase["sent"] for phase in explain("feddbe")["phases"])
+    assert [array["name"] for array in first] == ["features", "weight"]
+    assert "features" not in {array["name"] for array in later}
+
+
+def test_an_explanation_says_what_a_new_client_gets_and_why_a_method_cannot_be_private():
+    assert explain("fedavg")["new_client"] == "the common model"
+    assert explain("fedper")["new_client"] == "no prediction before it has trained its own part"
+    assert explain("feddbe")["new_client"] == "the common model with no shift"
+    assert explain("moments")["new_client"] is None
+    assert explain("profiles")["cannot_be_private"].startswith("its groups are first found by exact sums")
+    assert explain("fedavg")["cannot_be_private"] == ""
 
 
 def test_every_method_of_the_command_line_is_explained():
