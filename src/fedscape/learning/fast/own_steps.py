@@ -9,7 +9,7 @@ import torch
 
 from fedscape.learning.batches import Batch
 from fedscape.learning.fast.admission import EXACTLY
-from fedscape.learning.fast.folded import Folded
+from fedscape.learning.fast.forms import Folded
 from fedscape.learning.fast.gradients import in_one_batch, member, unfactored
 from fedscape.learning.fast.moving import moving
 from fedscape.learning.layers import Module
