@@ -107,6 +107,8 @@ GPU = [  # a path has a row on each task it serves; those that compile longest c
     *(
         Path(name, task, off)
         for name, task, off in (
+            ("own steps", "resnet", lambda: [patch(program, "own_steps", lambda *_: {})]),
+            ("own steps", "mobilenet", lambda: [patch(program, "own_steps", lambda *_: {})]),
             ("Triton norm", "resnet", lambda: [kernelless(folded._GroupNorm)]),
             ("Triton depthwise", "mobilenet", lambda: [kernelless(folded._Depthwise)]),
             ("Triton recurrence", "lstm", lambda: [kernelless(folded._Cells)]),

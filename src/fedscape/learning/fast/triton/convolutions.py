@@ -120,6 +120,12 @@ def _to_images(
 
 
 @triton.jit
+def _stepped(weights, mask, rate, gradients):
+    """Numbers less a rate times their gradients."""
+    return tl.load(weights, mask=mask, other=0.0) - tl.load(rate) * gradients
+
+
+@triton.jit
 def _to_weights(
     x, gradient, out, total, rates, short,
     BATCH: tl.constexpr, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, OUT: tl.constexpr,
@@ -154,8 +160,8 @@ def _to_weights(
             visible = inside_rows
             if UP + LEFT > 0:
                 visible = visible & (r + i >= 0) & (r + i < H) & (s + j >= 0) & (s + j < W)
-            begin = at + (i * W + j) * C + first
-            a = tl.load(x + begin[None, :] + tl.arange(0, BK)[:, None], mask=visible[None, :], other=0.0)
+            at += (i * W + j) * C + first
+            a = tl.load(x + at[None, :] + tl.arange(0, BK)[:, None], mask=visible[None, :], other=0.0)
         else:
             i, j = tap // C // KW, tap // C % KW
             mask = inside_rows[None, :]
@@ -174,12 +180,10 @@ def _to_weights(
         if THROUGH:  # registers, as tensor cores want rows side by side in memory
             a, g = a + 0.0, g + 0.0
         acc = tl.dot(a, g, acc, input_precision=PRODUCTS)
-    clients = tl.num_programs(2)
-    to = (part * clients + client) * OUT + o
+    to = (part * tl.num_programs(2) + client) * OUT + o
     at, mask = to[None, :] * TAPS + tap[:, None], inside[:, None] & real[None, :]
     if MOVES:
-        rate = tl.load(rates + client)
-        acc = tl.load(out + at, mask=mask, other=0.0) - rate * acc
+        acc = _stepped(out + at, mask, rates + client, acc)
         if SHORT:
             tl.store(short + at, acc.to(short.dtype.element_ty), mask=mask)
     tl.store(out + at, acc, mask=mask)
@@ -187,7 +191,7 @@ def _to_weights(
         if tl.program_id(0) == 0:
             biases = tl.sum(summed, axis=0)
             if MOVES:
-                biases = tl.load(total + to, mask=real, other=0.0) - tl.load(rates + client) * biases
+                biases = _stepped(total + to, real, rates + client, biases)
             tl.store(total + to, biases, mask=real)
 
 
