@@ -127,11 +127,11 @@ def _stepped(weights, mask, rate, gradients):
 
 @triton.jit
 def _to_weights(
-    x, gradient, out, total, rates, short,
+    x, gradient, out, total, rates,
     BATCH: tl.constexpr, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, OUT: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, UP: tl.constexpr, LEFT: tl.constexpr, DOWN: tl.constexpr, RIGHT: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr, PRODUCTS: tl.constexpr,
-    MOVES: tl.constexpr, SHORT: tl.constexpr, BIASED: tl.constexpr, THROUGH: tl.constexpr,
+    MOVES: tl.constexpr, BIASED: tl.constexpr, THROUGH: tl.constexpr,
 ):  # fmt: skip
     """With MOVES what goes out are the weights and biases themselves, less the rate times their gradients."""
     HO: tl.constexpr = (H + 2 * UP - KH) // DOWN + 1
@@ -184,8 +184,6 @@ def _to_weights(
     at, mask = to[None, :] * TAPS + tap[:, None], inside[:, None] & real[None, :]
     if MOVES:
         acc = _stepped(out + at, mask, rates + client, acc)
-        if SHORT:
-            tl.store(short + at, acc.to(short.dtype.element_ty), mask=mask)
     tl.store(out + at, acc, mask=mask)
     if BIASED:  # noqa: SIM102, known when it is compiled
         if tl.program_id(0) == 0:
@@ -318,11 +316,12 @@ def move(
 ) -> None:  # fmt: skip
     """An SGD step of weights [clients, out, H kernel, W kernel, channels] and biases, which are moved in place.
 
-    `short` takes the new weights as well, in its own type.
+    `short` takes the new weights as well, in its own type; then gradients are written first. With both stores in one
+    kernel, Triton 3.6 left the weights as they were on an H200.
     """
     clients, kernel = len(weight), (weight.shape[2], weight.shape[3])
-    if _parts(x, gradient, clients, kernel, products)[1] == 1:
-        _partly(x, gradient, clients, kernel, padding, stride, products, (weight, bias, rates, short))
+    if short is None and _parts(x, gradient, clients, kernel, products)[1] == 1:
+        _partly(x, gradient, clients, kernel, padding, stride, products, (weight, bias, rates))
         return
     partial, total = _partly(x, gradient, clients, kernel, padding, stride, products, biased=bias is not None)
     sums.descend(weight, partial.movedim(0, 1), rates, short)
@@ -330,7 +329,7 @@ def move(
         sums.descend(bias, total.movedim(0, 1), rates)
 
 
-Moved = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor | None]
+Moved = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]
 
 
 def _parts(x: torch.Tensor, gradient: torch.Tensor, clients: int, kernel: Pair, products: str) -> tuple[Tiles, int]:
@@ -353,16 +352,16 @@ def _partly(
     if moved is None:
         partial = x.new_empty((parts, clients, out, high, wide, channels), dtype=torch.float32)
         total = x.new_empty((parts, clients, out), dtype=torch.float32) if biased else None
-        rates = short = None
+        rates = None
     else:
-        partial, total, rates, short = moved
+        partial, total, rates = moved
     across = triton.cdiv(high * wide * channels, tiles.rows), triton.cdiv(out, tiles.columns)
     _to_weights[(across[0], across[1] * parts, clients)](
         x, gradient, partial, partial if total is None else total,
-        partial if rates is None else rates, partial if short is None else short,
+        partial if rates is None else rates,
         batch, height, width, channels, out, high, wide, *padding, *stride,
         BM=tiles.depth, BN=tiles.columns, BK=tiles.rows, PARTS=parts, PRODUCTS=products,
-        MOVES=moved is not None, SHORT=short is not None, BIASED=total is not None,
+        MOVES=moved is not None, BIASED=total is not None,
         THROUGH=x.dtype == torch.float32 and tiles.warps >= 4,
         num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
