@@ -125,7 +125,7 @@ def learn(result: Result) -> tuple[str, str, str] | None:
     longest = max(row.get("rounds") or 0 for row in learn["true"])
     content = (
         f"<h2>Learn</h2><p>A short tournament: {of_stages(learn, what)} It has {plural(learn['rounds'], 'round')}"
-        f"{', more for methods that climb' if longest > learn['rounds'] else ''}, "
+        f"{', more where a method climbs' if longest > learn['rounds'] else ''}, "
         f"{plural(learn['seeds'], 'repeat')} with other rows held out, {safe(learn['model'])}, each method at its own "
         f"learning rate. It ranks methods on these data, with this model.</p><div class='grid'>"
         f"{_accuracy_card(result, order, predicted)}{_sites_card(result, learn)}"

@@ -16,7 +16,7 @@ from fedscape.studies.judged import Judged
 from fedscape.types import Array
 
 J = TypeVar("J", bound=Judged)
-#: Has methods compete on these rows, each for its rounds: what they are judged by, and the settings that they had.
+#: Has methods compete on these rows, all for the same rounds: what they are judged by, and the settings that they had.
 Play = Callable[[Federation, Limits, dict[str, int]], tuple[J, dict[str, list[Any]]]]
 #: What a method may gain by as many rounds more, of its settings in the repeats.
 Climbs = Callable[[list[Any]], float]
@@ -24,9 +24,10 @@ Climbs = Callable[[list[Any]], float]
 
 @dataclass(frozen=True, eq=False)
 class Stage(Generic[J]):
-    """A stage that was played: its caps, its clients (positions) and rows, the hits, the rates, the outcome."""
+    """A stage that was played: its caps, rounds, clients (positions) and rows, the hits, the rates, the outcome."""
 
     limits: Limits
+    rounds: int
     who: Array
     rows: Federation
     judged: J
@@ -54,22 +55,23 @@ def staged(
 
     Every stage has the clients and rows of the one before. A method leaves if it is shown to be a point or more behind
     the most accurate one, or to be at most a point ahead of the one advised; training alone, the common method and the
-    advised one stay. So does one that climbs and might catch up by climbing on. A method that climbs has four times the
-    rounds in the next stage, if that allows it. One of the second sort comes back if other advice takes the place of
+    advised one stay. So does one that climbs and might catch up by climbing on. Where one that stays climbs, all that
+    stay have four times the rounds in the next stage, if that allows it: whether a method climbs is an estimate, and
+    methods of unlike lengths are not comparable. One of the second sort comes back if other advice takes the place of
     what it was compared with. So a larger budget begins as a smaller one does. If that settled the advice it is the
     same.
     """
     played: list[Stage[J]] = []
-    names, upward, had = order, dict.fromkeys(order, 0.0), dict.fromkeys(order, 0)
+    names, upward, n_rounds = order, dict.fromkeys(order, 0.0), 0
     for limits in budget.stages:
         each = max(ROWS_EACH, int(played[-1].rows.sizes.max())) if played else ROWS_EACH
         who = clients_of_stage(rows, limits, each=each, seed=seed)
         mine = fewer_rows(rows.take(who), most=limits.rows, seed=seed)
         if played and not _more(played[-1], mine, limits):
             continue
-        for m in names:
-            had[m] = max(limits.rounds, min(4 * had[m], limits.longest) if upward[m] else had[m])
-        judged, used = play(mine, limits, {m: had[m] for m in names})
+        longer = min(4 * n_rounds, limits.longest) if any(upward[m] > 0 for m in names) else 0
+        n_rounds = max(limits.rounds, n_rounds, longer)
+        judged, used = play(mine, limits, dict.fromkeys(names, n_rounds))
         choice = choose(judged, order=order, common=common)
         last = {name: (stage.judged, stage.choice) for stage in played for name in stage.used}
         last |= dict.fromkeys(used, (judged, choice))
@@ -80,7 +82,8 @@ def staged(
             if (m in last[m][1].tied or upward[m] > 0)
             and may_lead(last[m][0], m, choice, order=order, climbs=upward[m])
         )
-        played.append(Stage(limits, who, mine, judged, used, choice, left, {m: upward[m] for m in left if upward[m]}))
+        up = {m: upward[m] for m in left if upward[m]}
+        played.append(Stage(limits, n_rounds, who, mine, judged, used, choice, left, up))
         if not left:
             break
         names = tuple(name for name in order if name in ("local", common, choice.advised, *left))
@@ -156,6 +159,6 @@ def notes_of(rows: Federation, played: Sequence[Stage[J]]) -> list[str]:
 def about_stage(stage: Stage[J]) -> dict[str, Any]:
     """What took part in a stage, and what it said."""
     numbers = {"clients": len(stage.who), "rows": stage.rows.n_rows}
-    numbers |= {"rounds": stage.limits.rounds, "repeats": stage.limits.repeats}
+    numbers |= {"rounds": stage.rounds, "repeats": stage.limits.repeats}
     outcome = {"advised": stage.choice.advised, "settled": stage.settled}
     return {**numbers, "methods": list(stage.used), **outcome}
