@@ -59,7 +59,7 @@ clean:
 
 # What a study needs. Other targets install the rest (Ray, Flower, the test tools).
 $(STUDIES): pyproject.toml requirements.lock requirements-torch.lock requirements-torch-cpu.lock
-	$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info[:2] <= (3, 13) else "fedscape needs Python 3.11, 3.12 or 3.13: make PYTHON=python3.11")'
+	$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info[:2] <= (3, 14) else "fedscape needs Python 3.11 to 3.14: make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
 	@echo "installing fedscape with torch into $(VENV): about 1.6 GB, a minute or a few"
 	$(LOCKED) -r requirements.lock

@@ -7,12 +7,14 @@ of the nearest component (sums alone), of a random warm client, and the best of 
 Accuracy is the mean over clients, with 95% intervals over seeds.
 
 Seeds are cells, `--workers` at a time until `--limit` seconds are over; with the same `--out FILE` the rest goes on,
-and `--merge FILES` makes the tables of what is there. `--device cuda` for the LSTM of "shakespeare".
+and `--merge FILES` makes the tables of what is there. `--device cuda` for the LSTM of "shakespeare". With `--states
+FOLDER` the trained global models are kept there, so that a cell that was cut off goes on behind its training.
 """
 
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -88,12 +90,27 @@ def trained(
     return dict(loop.state)
 
 
-def one(name: str, seed: int, device: str, until: float) -> dict[str, float]:
+def global_model(path: Path | None, train: Callable[[], dict]) -> dict:
+    """The trained model: from its file if it is there, else trained and written there."""
+    if path is not None and path.exists():
+        with np.load(path) as file:
+            return dict(file)
+    state = train()
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(".part.npz")
+        np.savez(part, **state)
+        part.replace(path)
+    return state
+
+
+def one(name: str, seed: int, device: str, states: str, until: float) -> dict[str, float]:
     about = setting(name, seed, device)
     fed, local, chosen = about["fed"], about["local"], about["warm"]
     cold = fed.take(np.setdiff1d(np.arange(len(fed)), chosen))
     warm, held = fed.take(chosen).split(test=0.2, seed=seed)
-    state = trained(local, None, warm, about["k"], about["rounds"], seed, until)
+    path = Path(states) / f"{name.replace(' ', '_')}_{device}_{seed}.npz" if states else None
+    state = global_model(path, lambda: trained(local, None, warm, about["k"], about["rounds"], seed, until))
     own = tuned(local, state, warm, seed)
 
     def accuracy(model: dict, clients: fs.Federation) -> np.ndarray:
@@ -130,8 +147,8 @@ def one(name: str, seed: int, device: str, until: float) -> dict[str, float]:
     }
 
 
-def work(cell: Row, until: float) -> list[Row]:
-    return [{**cell, **one(cell["data"], cell["seed"], cell["device"], until)}]
+def work(cell: Row, until: float, states: str) -> list[Row]:
+    return [{**cell, **one(cell["data"], cell["seed"], cell["device"], states, until)}]
 
 
 def plan(rows: list[Row], args) -> list[Row]:
@@ -142,12 +159,13 @@ def plan(rows: list[Row], args) -> list[Row]:
 
 
 def main() -> None:
-    options: Row = {"workers": 0, "limit": 1e9, "out": "", "merge": ""}
+    options: Row = {"workers": 0, "limit": 1e9, "out": "", "merge": "", "states": ""}
     args = arguments(__doc__, device="cpu", seeds=5, data="", **options)
     with tempfile.TemporaryDirectory() as folder:
         out = args.out or str(Path(folder) / "cells.jsonl")
         how = {"out": out, "workers": args.workers, "limit": args.limit}
-        rows = read(args.merge) if args.merge else run_cells(partial(plan, args=args), work, **how)
+        do = partial(work, states=args.states)
+        rows = read(args.merge) if args.merge else run_cells(partial(plan, args=args), do, **how)
     rows = [row for row in rows if "best" in row]
     for name in dict.fromkeys(row["data"] for row in rows):
         mine = [row for row in rows if row["data"] == name]

@@ -38,12 +38,15 @@ from cells import Row, check_time, percent, read, run_cells, share_programs
 from fedgmm_images import two_convolutions
 from fedscape import Federation, GaussianMixture, Local, Moments, rounds
 from fedscape.core.arrays import segment_sum_twin
+from fedscape.core.kept import kept_rows
 from fedscape.learning import LocalSGD, cross_entropy, models
 from fedscape.learning.export import module_of
 from fedscape.learning.trainer import trainer_of
 from fedscape.methods import make
 from fedscape.personal import (
     Alarm,
+    ClusteredFL,
+    FedEM,
     FedGMM,
     LocalOnly,
     Novelty,
@@ -55,6 +58,7 @@ from fedscape.personal import (
     with_projection,
 )
 from fedscape.personal.methods import Common
+from fedscape.personal.shared import each_model, forward, own_models, stacked
 from table import RESULTS, arguments, report
 
 SHOWN = RESULTS / "quick" if "--quick" in sys.argv else RESULTS  # where rows and pictures go
@@ -143,7 +147,20 @@ def surest(model: Personalised, data: Federation) -> np.ndarray:
     """Minus the largest class probability over all clients that keep something."""
     if not model.kept:
         return -model.predict_proba(data["x"]).max(axis=1)
-    return -np.max([model.predict_proba(data["x"], client=c).max(axis=1) for c in model.ids], axis=0)
+    state, local = model.ready(), model.method.local
+    everyone = model.with_kept(Federation({}, np.zeros(len(model.ids) + 1, dtype=np.int64), model.ids))
+    if isinstance(model.method, FedEM):  # the learners once, then every client's mixture of them
+        p = np.exp(forward(local, each_model(stacked(local, state)), data, slice(0, data.n_rows), loss=False))
+        own = kept_rows(everyone, "shares", state["weights"])
+        return -np.max([np.einsum("rmk,m->rk", p, shares).max(axis=1) for shares in own], axis=0)
+    if isinstance(model.method, ClusteredFL):
+        models = each_model(stacked(local, state))
+        models = [models[k] for k in np.unique(model.method._cluster(state, everyone))]
+    else:
+        models = each_model(own_models(local, state, everyone))
+    parts = [slice(begin, begin + 25) for begin in range(0, len(models), 25)]
+    logs = [forward(local, models[part], data, slice(0, data.n_rows), loss=False).max(axis=(1, 2)) for part in parts]
+    return -np.exp(np.max(logs, axis=0))
 
 
 def row(what: str, scores: dict[str, np.ndarray], order: np.ndarray) -> Row:

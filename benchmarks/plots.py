@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-BAR, GAP, WIDTH, LABELS, NUMBERS = 16, 6, 720, 300, 110
+BAR, GAP, WIDTH, LABELS, NUMBERS = 16, 6, 720, 300, 110  # pixels; NUMBERS is the least room for a value
 #: Readable on white and on black, because a plot does not know the page that shows it.
 STYLE = (
     "text{font:13px system-ui,sans-serif;fill:#777}.ours{fill:#0d9488}.other{fill:#a3a3a3}"
@@ -20,7 +20,8 @@ def bars(rows: Sequence[tuple[str, float, float, str]], *, title: str, ours: str
     Labels that contain `ours` are coloured.
     """
     top = max(max(value + half for _, value, half, _ in rows), 1e-12)
-    scale = (WIDTH - LABELS - NUMBERS) / top
+    room = max(NUMBERS, 10 + round(7.5 * max(len(text) for *_, text in rows)))
+    scale = (WIDTH - LABELS - room) / top
     parts = [f'<text x="0" y="14">{escape(title)}</text>']
     for i, (label, value, half, text) in enumerate(rows):
         y = 26 + i * (BAR + GAP)

@@ -1,7 +1,7 @@
 """The four reports of the front page and its picture: `python tools/reports.py [handwriting census hospitals shop]`.
 
 Writes `docs/reports/NAME.html` (to be shared: no ids, no rows per client) and NAME.txt, the answers that are printed.
-From the handwriting it also makes `docs/images/front.png` and the printed lines of README. Hospitals and shop are read
+From the handwriting it also makes `docs/images/front*.png` and the printed lines of README. Hospitals and shop are read
 from the folder that FEDSCAPE_DATA names.
 """
 
@@ -12,7 +12,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,12 @@ from fedscape.studies import Study
 
 ROOT = Path(__file__).parents[1]
 REPORTS = ROOT / "docs" / "reports"
+PAPER, INK = "#0d1117", "#e6edf3"  # of a dark page
+DARK = {
+    **{f"{part}.facecolor": PAPER for part in ("figure", "axes", "savefig")},
+    **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
+}
+LIGHTER = ("#56B4E9", "#F0883E", "#2FC79A", "#E2A3C7", "#E0B84C", "#8CC8EE")  # COLOURS, for a dark page
 
 
 def handwriting(_folder: Path) -> list[str]:
@@ -78,28 +84,48 @@ STUDIES: dict[str, Callable[[Path], list[str]]] = {
 
 
 def picture(result: Mapping[str, Any]) -> None:
-    """The map of clients by kind beside the methods with their intervals and the verdict."""
+    """The map of clients by kind and the methods with their intervals and the verdict.
+
+    Side by side or, for phones, one above the other; for light and for dark pages.
+    """
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    with rc_context({"font.size": 12}):
-        _drawn(Figure(figsize=(10, 4.4), layout="constrained"), result)
+    for name, size in (("front", (10, 4.4)), ("front-narrow", (5, 8.4))):
+        for end, colours, look in (("", COLOURS, {}), ("-dark", LIGHTER, DARK)):
+            with rc_context({"font.size": 12, **look}):
+                figure = _drawn(Figure(figsize=size, layout="constrained"), result, colours)
+                figure.savefig(ROOT / "docs" / "images" / f"{name}{end}.png", dpi=120)
 
 
-def _drawn(figure: Any, result: Mapping[str, Any]) -> None:
-    left, right = figure.subplots(1, 2, width_ratios=(1, 1.25))
-    _clients(left, result["measure"]["map"])
+def _drawn(figure: Any, result: Mapping[str, Any], colours: Sequence[str]) -> Any:
+    width, height = figure.get_size_inches()
+    shape: dict[str, Any] = {"ncols": 2, "width_ratios": (1, 1.25)} if width > height else {"nrows": 2}
+    left, right = figure.subplots(**shape)
+    _clients(left, result["measure"]["map"], colours)
     rows = sorted(result["learn"]["true"], key=lambda row: row["accuracy"]["value"])
     for at, row in enumerate(rows):
         about = row["accuracy"]
         known = [about[end] if about[end] is not None else about["value"] for end in ("low", "high")]
-        right.plot(known, [at, at], color=COLOURS[0], linewidth=2)
-        right.plot(about["value"], at, "o", color=COLOURS[0])
+        right.plot(known, [at, at], color=colours[0], linewidth=2)
+        right.plot(about["value"], at, "o", color=colours[0])
         right.annotate(
             f"{about['value']:.0%}", (about["value"], at), xytext=(0, 6), textcoords="offset points", ha="center"
         )
-    right.set_yticks(range(len(rows)), [row["called"] for row in rows])
     right.set_ylim(-0.6, len(rows) - 0.2)
+    right.set_yticks(range(len(rows)), [row["called"] for row in rows])
+    if width < height:  # no room beside the axis: above the line that they name
+        right.set_yticks([])
+        for at, row in enumerate(rows):
+            aside = (6, 0) if row["accuracy"]["value"] > 0.3 else (60, 0)  # past a point at the left
+            right.annotate(
+                row["called"],
+                (0, at),
+                xytext=aside,
+                xycoords=("axes fraction", "data"),
+                textcoords="offset points",
+                va="center",
+            )
     right.xaxis.set_major_formatter("{x:.0%}")
     right.set_xlabel(
         "accuracy on held-out rows, 95% intervals of each\nalone (in the report they are simultaneous)", fontsize=10
@@ -109,14 +135,14 @@ def _drawn(figure: Any, result: Mapping[str, Any]) -> None:
     right.set_title(f"Which method? {advised}", fontsize=14, loc="left")
     for axes in (left, right):
         axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(ROOT / "docs" / "images" / "front.png", dpi=120)
+    return figure
 
 
-def _clients(axes: Any, about: Mapping[str, Any]) -> None:
+def _clients(axes: Any, about: Mapping[str, Any], colours: Sequence[str]) -> None:
     points = about["features" if "features" in about else "labels"]["points"]
     for number, kind in enumerate(sorted(set(about["kind"]))):
         mine = [point for point, k in zip(points, about["kind"], strict=True) if k == kind and point[0] is not None]
-        look: dict[str, Any] = {"color": COLOURS[number % 6], "marker": MARKS[number % 6], "s": 60, "alpha": 0.85}
+        look: dict[str, Any] = {"color": colours[number % 6], "marker": MARKS[number % 6], "s": 60, "alpha": 0.85}
         axes.scatter([p[0] for p in mine], [p[1] for p in mine], label=f"kind {kind}", **look)
     axes.set_aspect("equal", adjustable="datalim")
     axes.set_xticks([])

@@ -5,7 +5,9 @@ autograd. `consensus` is what features are pulled to: "last batches" of a first 
 with momentum 1; "after training": the mean over all rows under each client's model after it; "first weights": the same
 before any training, which fedscape had; "none": no pull. Beside them FedPer by the same loop, and fedscape's FedDBE.
 Its first round only finds the consensus, so it has one more. Accuracy in % over all clients' test rows after a third,
-two thirds and all of the rounds. Seed 99 is in no other table; `--seeds "0 1 2"` are those of the board.
+two thirds and all of the rounds; "alive" is the part of the features, in %, that is above zero for some test row at the
+end: where all are zero, every image looks the same. Seed 99 is in no other table; `--seeds "0 1 2"` are those of the
+board. `--kappas` are weights of the pull. `--name` is that of the result.
 """
 
 from __future__ import annotations
@@ -79,15 +81,15 @@ def consensus(form: str, model: nn.Module, rows: Rows, lr: float, weights: list[
 
 
 def rounds(
-    method: str, form: str, sides: tuple[Rows, Rows], width: int, lr: float, n: int, seed: int
-) -> Iterator[float]:
-    """Accuracy after each round of FedDBE or FedPer."""
+    method: str, form: str, sides: tuple[Rows, Rows], width: int, lr: float, n: int, seed: int, weight_of_pull: float
+) -> Iterator[tuple[float, float]]:
+    """Accuracy, and the part of the features that some row has, after each round of FedDBE or FedPer."""
     torch.manual_seed(seed)
     rows, test = sides
     weights = [len(y) / sum(len(y) for _, y in rows) for _, y in rows]
     common = initialised(network(width), seed)
     heads, shifts = [copy.deepcopy(common[-1]) for _ in rows], torch.zeros(len(rows), common[-1].in_features)
-    kappa = 0.0 if form == "none" else KAPPA
+    kappa = 0.0 if form == "none" else weight_of_pull
     target = None if method == "fedper" else consensus(form, common, rows, lr, weights)
     for _ in range(n):
         new = {name: torch.zeros_like(p) for name, p in common.state_dict().items()}
@@ -100,13 +102,14 @@ def rounds(
             for name, p in own.state_dict().items():
                 new[name] += weight * p
         common.load_state_dict(new)
-        hits = 0
+        hits, alive = 0, torch.zeros(common[-1].in_features, dtype=torch.bool)
         with torch.no_grad():
             for i, (x, y) in enumerate(test):
                 z = common[:-1](x)
+                alive |= (z > 0).any(0)
                 output = heads[i](z) if method == "fedper" else common[-1](z + shifts[i])
                 hits += int((output.argmax(1) == y).sum())
-        yield 100 * hits / sum(len(y) for _, y in test)
+        yield 100 * hits / sum(len(y) for _, y in test), 100 * float(alive.double().mean())
 
 
 def lines_of(seed: int, given: argparse.Namespace, n: int, most: int) -> Iterator[Row]:
@@ -114,30 +117,39 @@ def lines_of(seed: int, given: argparse.Namespace, n: int, most: int) -> Iterato
     shown = sorted({max(1, n // 3), max(1, 2 * n // 3), n})
     folder = os.fspath(data_folder())
     sides = rows_of(clients("fashion_mnist", given.part, seed, most, folder))
-    for method, form in [("fedper", ""), *[("feddbe", form) for form in given.forms.split(", ")]]:
-        found = list(rounds(method, form, sides, given.width, given.lr, n, seed))
-        numbers = {f"{r} rounds": f"{found[r - 1]:.1f}" for r in shown}
-        yield {"seed": seed, "what": f"{method}, plain loop", "consensus": form, **numbers}
+    forms = [form for form in given.forms.split(", ") if form]
+    kappas = [float(kappa) for kappa in given.kappas.split()]
+    kinds = [("fedper", "", 0.0), *(("feddbe", form, kappa) for form in forms for kappa in kappas)]
+    for method, form, kappa in kinds:
+        found = list(rounds(method, form, sides, given.width, given.lr, n, seed, kappa))
+        numbers = {f"{r} rounds": f"{found[r - 1][0]:.1f}" for r in shown} | {"alive": f"{found[-1][1]:.0f}"}
+        kind = {"consensus": form, "kappa": f"{kappa:g}" if form else ""}
+        yield {"seed": seed, "what": f"{method}, plain loop", **kind, **numbers}
     cell: Row = {"set": "fashion_mnist", "part": given.part, "method": "feddbe", "seed": seed, "rounds": n + 1}
     cell |= {"lr": given.lr, "most": most, "width": given.width, "steps": 0}
-    last = work(cell, time.time() + 1e6, device="cpu", most=most, folder=folder)[0]["last"]
-    yield {
-        "seed": seed,
-        "what": "feddbe of fedscape",
-        "consensus": "after training",
-        f"{n} rounds": f"{100 * last:.1f}",
-    }
+    for kappa in kappas:
+        last = work(cell, time.time() + 1e6, device="cpu", most=most, folder=folder, kappa=kappa)[0]["last"]
+        yield {
+            "seed": seed,
+            "what": "feddbe of fedscape",
+            "consensus": "after training",
+            "kappa": f"{kappa:g}",
+            f"{n} rounds": f"{100 * last:.1f}",
+        }
 
 
 def main() -> None:
-    given = arguments(__doc__, rounds=15, lr=0.05, width=8, part="classes", seeds="99", forms=", ".join(FORMS))
+    given = arguments(
+        __doc__, rounds=15, lr=0.05, width=8, part="classes", seeds="99", forms=", ".join(FORMS), kappas="50",
+        name="others_feddbe",
+    )  # fmt: skip
     n, most, lines = (3, 1_000, []) if given.quick else (given.rounds, 0, [])
     torch.set_num_threads(1)
     for seed in map(int, given.seeds.split()):
         for line in lines_of(seed, given, n, most):
             lines.append(line)
             print(line, flush=True)
-    report("others_feddbe", lines, note=f"{given.part}, width {given.width}, rate {given.lr}, kappa {KAPPA:.0f}")
+    report(given.name, lines, note=f"{given.part}, width {given.width}, rate {given.lr}, kappa {given.kappas}")
 
 
 if __name__ == "__main__":

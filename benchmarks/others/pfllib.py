@@ -60,7 +60,9 @@ def clients(name: str, part: str, seed: int, most: int, folder: str) -> Split:
     return dealt(x, y, rows, rng)
 
 
-def work(cell: Row, until: float, *, device: str, most: int, folder: str, strategy: str = "auto") -> list[Row]:
+def work(
+    cell: Row, until: float, *, device: str, most: int, folder: str, strategy: str = "auto", kappa: float = 50.0
+) -> list[Row]:
     """Accuracy over all test rows, now and then: the best and the last."""
     learners, test = clients(cell["set"], cell["part"], cell["seed"], most, folder)
     long = {"epochs": 1} if cell["steps"] == 0 else {"steps": cell["steps"]}
@@ -69,7 +71,7 @@ def work(cell: Row, until: float, *, device: str, most: int, folder: str, strate
     )
     options = Options(initial="seed", seed=cell["seed"])
     if cell["method"] == "feddbe":
-        method: Any = FedDBE(step, kappa=50.0, initial="seed")  # what the board was made with
+        method: Any = FedDBE(step, kappa=kappa, initial="seed")  # what the board was made with
     else:
         method = cell["method"]
     course = Course(method, step, learners, options, tune=10 if method == "fedbabu" else 1)
@@ -91,7 +93,7 @@ def mixed(course: Course, learners: Federation, seed: int, state: Arrays, test: 
     method, kept = course.computation, course.engine.kept()
     clients = with_kept_of(learners, learners.ids, kept)
     begin, _ = method._mixed(state, clients, Key(seed, round=10**6))
-    models = as_ragged({f"model.{n}": np.array(p) for n, p in begin.items()}, len(learners))
+    models = as_ragged({f"model.{n}": p.cpu().numpy().copy() for n, p in begin.items()}, len(learners))
     return evaluation(method, dict(state), with_kept_of(test, learners.ids, models))
 
 

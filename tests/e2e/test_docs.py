@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 import shlex
 from pathlib import Path
 
@@ -14,7 +15,8 @@ from fedscape.cli import app
 
 ROOT = Path(__file__).parents[2]
 MADE = {"what-the-server-sees.md", "reference.md", "options.md"}  # by tools/site.py
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+TOOL = runpy.run_path(str(ROOT / "tools" / "printed.py"))
+PAGES = TOOL["PAGES"]
 
 
 def blocks(language: str) -> list:
@@ -25,10 +27,26 @@ def blocks(language: str) -> list:
     return found
 
 
-@pytest.mark.parametrize("code", blocks("python"))
-def test_python_in_the_docs_runs(code, tmp_path):
+def runs() -> list:
+    """The code of each page, and the output that the page shows for it, if any."""
+    return [
+        pytest.param(found["code"], found["printed"], id=f"{page.stem}-{number}")
+        for page in PAGES
+        for number, found in enumerate(TOOL["BLOCK"].finditer(page.read_text()))
+    ]
+
+
+@pytest.mark.parametrize(("code", "printed"), runs())
+def test_python_in_the_docs_runs_and_prints_what_the_page_says(code, printed, tmp_path):
     done = python(code, tmp_path)
     assert done.returncode == 0, done.stderr
+    assert printed is None or TOOL["fits"](printed, done.stdout), f"run: python tools/printed.py\n{done.stdout}"
+
+
+def test_output_that_differs_is_seen():
+    assert TOOL["fits"]("a 0.5\nb ...\n", "a  0.5\nb 7\n")
+    assert not TOOL["fits"]("a 0.5\n", "a 0.6\n")
+    assert not TOOL["fits"]("a 0.5\n", "a 0.5\nb\n")
 
 
 @pytest.mark.parametrize("code", blocks("bash"))

@@ -1,6 +1,6 @@
 """SIGKILL at random moments: a resumed run gives the same bytes, repeats its noise, and the ledger never under-counts.
 
-FEDSCAPE_KILLS sets how many kills; the tables in benchmarks/README.md were made with 20 and 50.
+FEDSCAPE_KILLS sets how many kills; benchmarks/killed_runs.py makes a table with 20 and 50.
 """
 
 from __future__ import annotations

@@ -15,9 +15,22 @@ TOOL = runpy.run_path(str(ROOT / "tools" / "sentences.py"))
 
 
 def test_readme_is_a_screen_of_short_sentences():
-    assert len(README.splitlines()) <= 90
+    screen, links = README.split("\n**Next:**\n")
+    assert len(screen.splitlines()) <= 66
+    assert len(links.splitlines()) <= 6
     long = [s for s in TOOL["sentences"](README) if TOOL["words"](s) > 25]
     assert not long
+
+
+def test_the_picture_of_readme_suits_light_and_dark_pages():
+    named = re.findall(r'<(?:source media="([^"]+)" srcset|img src)="docs/images/front([a-z-]*).png"', README)
+    narrow, dark = "(max-width: 600px)", "(prefers-color-scheme: dark)"
+    assert named == [(f"{narrow} and {dark}", "-narrow-dark"), (narrow, "-narrow"), (dark, "-dark"), ("", "")]
+    sizes = {}
+    for _, name in named:
+        header = (ROOT / "docs" / "images" / f"front{name}.png").read_bytes()[:24]
+        sizes[name] = tuple(int.from_bytes(header[at : at + 4]) for at in (16, 20))
+    assert sizes["-dark"] == sizes[""] > sizes["-narrow"] == sizes["-narrow-dark"]
 
 
 def test_readme_shows_what_the_study_of_the_handwriting_printed():
@@ -30,7 +43,7 @@ def test_readme_shows_what_the_study_of_the_handwriting_printed():
 @pytest.mark.parametrize("name", sorted(REPORTS))
 def test_numbers_of_a_surprise_are_in_its_report(name):
     row = next(line for line in README.splitlines() if f"docs/reports/{name}.html" in line)
-    surprise = row.split("|")[2]
+    surprise = row.partition(".html)")[2]
     text = re.sub(r"<[^>]+>", " ", REPORTS[name].read_text())
     numbers = re.findall(r"\d[\d,.]*\d%?|\d%?", surprise)
     assert surprise.strip()

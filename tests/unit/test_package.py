@@ -58,6 +58,20 @@ def test_classifiers_name_the_pythons_that_are_allowed():
     assert WORKFLOW["jobs"]["try"]["strategy"]["matrix"]["python"] == named
 
 
+@pytest.mark.parametrize("path", ["Makefile", "README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
+def test_pythons_that_are_named_are_those_that_are_allowed(path):
+    named = re.findall(r"Python 3\.(\d+) to 3\.(\d+)", (ROOT / path).read_text("utf-8"))
+    low, high = re.fullmatch(r">=3\.(\d+),<3\.(\d+)", PROJECT["requires-python"]).groups()
+    assert named
+    assert set(named) == {(low, str(int(high) - 1))}
+
+
+def test_make_takes_the_pythons_that_are_allowed():
+    (bounds,) = re.findall(r"\((3, \d+)\) <= sys.version_info\[:2\] <= \((3, \d+)\)", (ROOT / "Makefile").read_text())
+    low, high = re.fullmatch(r">=3\.(\d+),<3\.(\d+)", PROJECT["requires-python"]).groups()
+    assert bounds == (f"3, {low}", f"3, {int(high) - 1}")
+
+
 def test_every_file_with_a_version_has_the_same():
     done = subprocess.run([sys.executable, RELEASE], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

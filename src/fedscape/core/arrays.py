@@ -125,6 +125,18 @@ def group_rows(codes: Array, place: Array) -> Array:
     return order
 
 
+def as_slice(positions: Array) -> slice | None:
+    """The slice that takes these positions without a copy; None where they are not one after the other.
+
+    >>> as_slice(np.array([2, 3, 4])), as_slice(np.array([4, 2, 3]))
+    (slice(2, 5, None), None)
+    """
+    n = len(positions)
+    if n == 0 or positions[-1] - positions[0] != n - 1 or (np.diff(positions) != 1).any():
+        return None
+    return slice(int(positions[0]), int(positions[0]) + n)
+
+
 def rows_of(offsets: Array, clients: Array | slice) -> tuple[Array | slice, Array]:
     """The rows of these clients (a slice where they lie together) and the offsets they then have."""
     if isinstance(clients, slice):

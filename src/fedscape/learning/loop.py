@@ -112,8 +112,22 @@ def weighted_sum(rows: Tensor, weights: Array, *, onto: Tensor | None = None) ->
             onto = wide.mul_(factor) if onto is None else onto.add_(wide, alpha=factor)
         return cast(Tensor, onto)
     factors = torch.as_tensor(weights, device=rows.device, dtype=torch.float64)
-    total = (factors @ rows.reshape(len(rows), -1).to(torch.float64)).reshape(rows.shape[1:])
+    total = weighted_sums(rows, factors[None]).reshape(rows.shape[1:])
     return total if onto is None else onto.add_(total)
+
+
+def weighted_sums(rows: Tensor, factors: Tensor) -> Tensor:
+    """Sums of the rows [n, ...] times each line of factors [k, n], in float64: [k, numbers of a row].
+
+    A few rows at a time are taken to the wider type, so that they stay in the cache.
+    """
+    flat = rows.reshape(len(rows), -1)
+    if rows.device.type != "cpu":
+        return factors @ flat.to(torch.float64)
+    total, together = factors.new_zeros((len(factors), flat.shape[1])), max(4, 2**18 // max(flat.shape[1], 1))
+    for part, mine in zip(flat.split(together), factors.split(together, dim=1), strict=True):
+        total.addmm_(mine, part.to(torch.float64))
+    return total
 
 
 def summed(moved: Tensors, weights: Array, each: Collection[str] = ()) -> Tensors:

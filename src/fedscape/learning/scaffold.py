@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedscape.core.arrays import as_slice
 from fedscape.core.federation import Federation
 from fedscape.core.random import Key
 from fedscape.core.validate import check_number
@@ -16,11 +17,11 @@ from fedscape.errors import DataError
 from fedscape.learning.evaluation import model_arrays, tensors_of
 from fedscape.learning.fedavg import FedAvg
 from fedscape.learning.local import LocalSGD
-from fedscape.learning.loop import weighted_sum
+from fedscape.learning.loop import weighted_sums
 from fedscape.learning.optimisers import Rates
 from fedscape.learning.server import Mean, Rule
 from fedscape.learning.trainer import trainer_of
-from fedscape.types import Array, Arrays, Kept, Tensors
+from fedscape.types import Array, Arrays, Kept, Tensor, Tensors
 
 _MEAN = Mean()
 
@@ -81,23 +82,31 @@ class Scaffold(FedAvg):
         return {**state, **{f"control.{n}": np.zeros_like(p) for n, p in model_arrays(state).items()}}
 
     def step(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:
-        weight, sent, kept = self._weights(clients), _zeros_for(state, len(clients)), self._controls(state, clients)
-        for where, moves, change in self._corrected(state, kept, clients, key):
+        weight, sent, new = self._weights(clients), _zeros_for(state, len(clients)), self._controls(state, clients)
+        for where, moves, shares in self._corrected(state, new, clients, key):
+            common = {n: trainer_of(self.local).sent(state[f"control.{n}"]) for n in moves}
+            change = {n: _by_row(shares, m) * m - common[n] if shares is not None else 0 * m for n, m in moves.items()}
             for name, rows in {**_named("delta", moves), **_named("change", change)}.items():
-                factor = torch.as_tensor(weight[where]).to(rows).reshape(-1, *[1] * (rows.ndim - 1))
-                sent[name][where] = (rows * factor).cpu().numpy()
-        return {**sent, **self._sent_weight(clients)}, trainer_of(self.local).left(_named("control", kept))
+                factor = torch.as_tensor(weight[where]).to(rows)
+                sent[name][where] = (rows * _by_row(factor, rows)).cpu().numpy()
+        return {**sent, **self._sent_weight(clients)}, trainer_of(self.local).left(_named("control", new))
 
     def total(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:  # type: ignore[override]
         sums: Tensors = {}
-        weight, kept = self._weights(clients), self._controls(state, clients)
-        for where, moves, change in self._corrected(state, kept, clients, key):
-            for name, rows in {**_named("delta", moves), **_named("change", change)}.items():
-                sums[name] = weighted_sum(rows, weight[where], onto=sums.get(name))
+        weight, new = self._weights(clients), self._controls(state, clients)
+        for where, moves, shares in self._corrected(state, new, clients, key):
+            mine = torch.as_tensor(weight[where], dtype=torch.float64, device=self.local.device)
+            both = torch.stack([mine, mine * (0 * mine if shares is None else shares)])
+            for n, m in moves.items():
+                moved, changed = (each.reshape(m.shape[1:]) for each in weighted_sums(m, both))
+                if shares is not None:
+                    changed -= mine.sum() * trainer_of(self.local).sent(state[f"control.{n}"])
+                for name, rows in ((f"delta.{n}", moved), (f"change.{n}", changed)):
+                    sums[name] = rows if name not in sums else sums[name].add_(rows)
         none = {n: v[0] for n, v in _zeros_for(state, 1).items()}
         summed = {n: sums[n].cpu().numpy() if n in sums else v for n, v in none.items()}
         sums = {**summed, **{n: v.sum() for n, v in self._sent_weight(clients).items()}}
-        return sums, trainer_of(self.local).left(_named("control", kept))
+        return sums, trainer_of(self.local).left(_named("control", new))
 
     def _weights(self, clients: Federation) -> Array:
         return clients.sizes if self.weighting == "samples" else np.ones(len(clients))
@@ -106,33 +115,54 @@ class Scaffold(FedAvg):
         return {"weight": clients.sizes} if self.weighting == "samples" else {}
 
     def _controls(self, state: Arrays, clients: Federation) -> Tensors:
-        """Each client's control variate, [clients, ...], to be written to."""
+        """Room for each client's new control variate, [clients, ...]; those without rows have theirs already."""
+        old = self._old_controls(state, clients)
+        new = {n: torch.empty(v.shape, dtype=v.dtype, device=v.device) for n, v in old.items()}
+        if (clients.sizes == 0).any():
+            still = trainer_of(self.local).sent(np.flatnonzero(clients.sizes == 0))
+            for n, v in new.items():
+                v[still] = old[n][still]
+        return new
+
+    def _old_controls(self, state: Arrays, clients: Federation) -> Tensors:
+        """Each client's control variate, [clients, ...]; it must not be written to."""
         trainer = trainer_of(self.local)
         common = {n: trainer.tensor(f"model.{n}", p) for n, p in model_arrays(state).items()}
-        return {n: trainer.kept_rows(clients, f"control.{n}", torch.zeros_like(p)).clone() for n, p in common.items()}
+        return {n: trainer.kept_rows(clients, f"control.{n}", torch.zeros_like(p)) for n, p in common.items()}
 
     def _corrected(
-        self, state: Arrays, own: Tensors, clients: Federation, key: Key
-    ) -> Iterator[tuple[Array, Tensors, Tensors]]:
-        """Positions, moves and changes of the control variates, group by group; `own` is changed in place.
+        self, state: Arrays, new: Tensors, clients: Federation, key: Key
+    ) -> Iterator[tuple[Array, Tensors, Tensor | None]]:
+        """Positions, moves and -1 / (K lr) of each client, group by group; fills in `new` control variates.
 
-        A client steps against g + c - c_i; then c_i changes by (x - y) / (K lr) - c.
+        A client steps against g + c - c_i; then c_i changes by (x - y) / (K lr) - c. Nothing changes at a rate of 0,
+        where a schedule stands still: None.
         """
-        local, trainer = self.local, trainer_of(self.local)
+        local, trainer, old = self.local, trainer_of(self.local), self._old_controls(state, clients)
         rates, start = Rates(local.rate(key.round), local.proximal), tensors_of(local, model_arrays(state))
-        common = {n: trainer.sent(state[f"control.{n}"]) for n in own}
+        common = {n: trainer.sent(state[f"control.{n}"]) for n in old}
         for where, work in trainer.works(clients, key):
-            at = trainer.sent(where)
-            mine = {n: v[at] for n, v in own.items()}
-            moves = trainer.train(start, work, rates, drift={n: common[n] - c for n, c in mine.items()})
+            at = as_slice(where)
+            at = trainer.sent(where) if at is None else at
+            drift = {n: common[n] - c[at] for n, c in old.items()}
+            moves = trainer.train(start, work, rates, drift=drift)
+            if float(rates.lr) == 0:
+                for n, v in new.items():
+                    v[at] = old[n][at]
+                yield where, moves, None
+                continue
             steps = local.timing.all_steps(clients.sizes[where]) * float(rates.lr)
-            change = {n: torch.zeros_like(m) for n, m in moves.items()}
-            if float(rates.lr) > 0:  # a schedule may stand still
-                per_step = torch.as_tensor(1 / steps).to(local.device, local.dtype)
-                for n, m in moves.items():
-                    torch.mul(m, -per_step.reshape(-1, *[1] * (m.ndim - 1)), out=change[n]).sub_(common[n])
-                    own[n][at] = mine[n] + change[n]
-            yield where, moves, change
+            shares = torch.as_tensor(-1 / steps).to(local.device, local.dtype)
+            for n, m in moves.items():
+                now = (
+                    torch.mul(m, _by_row(shares, m), out=new[n][at])
+                    if isinstance(at, slice)
+                    else m * _by_row(shares, m)
+                )
+                now.sub_(drift[n])  # the change -m / (K lr) - c, and c_i: what the client steps against is c - c_i
+                if not isinstance(at, slice):
+                    new[n][at] = now
+            yield where, moves, shares
 
     def update(self, state: Arrays, total: Arrays, key: Key) -> Arrays:
         new = super().update(state, total, key)
@@ -159,6 +189,10 @@ def _zeros_for(state: Arrays, n: int) -> Arrays:
     """What clients send that do not move: a row of zeros for each array."""
     params = model_arrays(state).items()
     return {f"{what}.{name}": np.zeros((n, *p.shape), p.dtype) for what in ("delta", "change") for name, p in params}
+
+
+def _by_row(factors: Tensor, rows: Tensor) -> Tensor:
+    return factors.reshape(-1, *[1] * (rows.ndim - 1))
 
 
 def _named(what: str, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,9 @@ from fedscape.learning.local import LocalSGD
 from fedscape.learning.loop import one_thread, precise
 from fedscape.learning.trainer import trainer_of
 from fedscape.statistics.moments import Moments
-from fedscape.types import Array
+from fedscape.types import Array, Tensor
 
-_BATCH = 512  # rows whose inputs stay in the cache: convolutions of 2,048 take nearly twice as long a row
+BATCH = 512  # rows whose inputs stay in the cache: convolutions of 2,048 take nearly twice as long a row
 
 
 def principal_directions(moments: Moments, n: int) -> tuple[Array, Array]:
@@ -69,13 +70,13 @@ def projected(values: Array, mean: Array, directions: Array, *, residual: bool =
     """
     n = directions.shape[1]
     out = np.empty((len(values), n + residual))
-    for begin in range(0, len(values), _BATCH):
-        part = values[begin : begin + _BATCH]
+    for begin in range(0, len(values), BATCH):
+        part = values[begin : begin + BATCH]
         away = part.reshape(len(part), -1) - mean
-        out[begin : begin + _BATCH, :n] = inside = away @ directions
+        out[begin : begin + BATCH, :n] = inside = away @ directions
         if residual:
             rest = np.linalg.norm(away - inside @ directions.T, axis=1)
-            out[begin : begin + _BATCH, n] = np.log(rest + 1e-6)
+            out[begin : begin + BATCH, n] = np.log(rest + 1e-6)
     return out
 
 
@@ -99,16 +100,22 @@ def with_embedding(fed: Federation, local: LocalSGD, state: Any, *, name: str = 
     >>> with_embedding(Federation({"x": np.eye(4)}, [0, 4]), local, state)["z"].shape
     (4, 8)
     """
+    trainer = trainer_of(local)
+    begins = range(0, max(fed.n_rows, 1), BATCH)
+    parts = embedded(local, state, (trainer.column(fed, local.features, slice(b, b + BATCH)) for b in begins))
+    return fed.with_column(name, np.concatenate([part.cpu().numpy() for part in parts]).astype(np.float64))
+
+
+def embedded(local: LocalSGD, state: Any, rows: Iterable[Tensor]) -> Iterator[Tensor]:
+    """The inputs of the last linear layer, [rows, d], for each part of some rows as they are stored."""
     module = module_of(local.model, state).to(local.device)
-    captured: list[Any] = []
+    captured: list[Tensor] = []
     handle = last_linear(module).register_forward_pre_hook(lambda _, inputs: captured.append(inputs[0].detach()))
-    parts = []
-    with one_thread(), precise(local), torch.no_grad():
-        for begin in range(0, max(fed.n_rows, 1), _BATCH):
-            module(local.inputs(trainer_of(local).column(fed, local.features, slice(begin, begin + _BATCH))))
-            parts.append(captured.pop().flatten(1).cpu().numpy())
+    for part in rows:
+        with one_thread(), precise(local), torch.no_grad():
+            module(local.inputs(part))
+        yield captured.pop().flatten(1)
     handle.remove()
-    return fed.with_column(name, np.concatenate(parts).astype(np.float64))
 
 
 def last_linear(module: Module) -> Module:

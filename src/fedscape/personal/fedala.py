@@ -22,11 +22,11 @@ from fedscape.learning.fedavg import FedAvg
 from fedscape.learning.layers import Module, is_plain
 from fedscape.learning.local import LocalSGD
 from fedscape.learning.loop import one_thread, output_of
-from fedscape.learning.losses import checked_loss
+from fedscape.learning.losses import checked_loss, cross_entropy
 from fedscape.learning.server import Mean, Rule
 from fedscape.learning.stepping import groups_of
 from fedscape.learning.trainer import trainer_of
-from fedscape.personal.features import with_embedding
+from fedscape.personal.features import BATCH, embedded
 from fedscape.personal.fedem import small_example
 from fedscape.personal.shared import (
     COMMON_MODEL,
@@ -162,13 +162,14 @@ class FedALA(FedAvg):
         self, state: Arrays, begin: Tensors, mix: Tensors, clients: Federation, where: Array, epochs: int, key: Key
     ) -> Tensors:
         """The weights after steps on a sample of each client's rows: W <- [W - eta g * (theta - theta_i)] in [0, 1]."""
-        local, sampled, common = (
-            self._mixing[epochs],
-            _sample(clients, self.sample, key),
-            common_model(self.local, state),
-        )
+        local, common = self._mixing[epochs], common_model(self.local, state)
+        keep = _sample(clients, self.sample, key)
         if self._on_features:  # the layers below are the same for all, and stay: their outputs are the rows
-            sampled = sampled.with_column(local.features, with_embedding(sampled, self.local, state)["z"])
+            others = [n for n in (local.target, local.weights) if n is not None]
+            features = _embedded(clients, np.flatnonzero(keep), self.local, state)
+            sampled = clients.select(others).where(keep).with_column(local.features, features)
+        else:
+            sampled = clients.where(keep)
         sent = trainer_of(self.local).sent
         learned = {n: mix[n][sent(where)] for n in self.upper}
         lower = {n: p for n, p in common.items() if n not in self.upper}
@@ -183,8 +184,8 @@ class FedALA(FedAvg):
                 part = {n: p[:end] for n, p in now.items()}
                 grads = gradient(part, lower, batch.random, batch.x, batch.y, batch.share)
                 for n in self.upper:
-                    w[n][:end] = (w[n][:end] - self.rate * grads[n] * away[n][:end]).clamp_(0, 1)
-                    now[n][:end] = own[n][:end] + away[n][:end] * w[n][:end]
+                    w[n][:end].addcmul_(grads[n], away[n][:end], value=-self.rate).clamp_(0, 1)
+                    torch.addcmul(own[n][:end], away[n][:end], w[n][:end], out=now[n][:end])
             for n, values in w.items():
                 learned[n][sent(group.positions)] = values
         return learned
@@ -226,9 +227,12 @@ def _of_last_layer(local: LocalSGD) -> Gradient:
         weight, *bias = upper.values()
         z = local.inputs(x)
         output = torch.bmm(z, weight.transpose(1, 2)) if not bias else torch.baddbmm(bias[0][:, None], z, weight.mT)
-        output.requires_grad_()
-        each = checked_loss(local.loss, output.flatten(0, 1), y.flatten(0, 1))
-        (of_output,) = torch.autograd.grad(each, output, share.flatten())
+        if local.loss is cross_entropy and y.ndim == 2:
+            of_output = output.softmax(2).mul_(share[..., None]).scatter_add_(2, y[..., None], -share[..., None])
+        else:
+            output.requires_grad_()
+            each = checked_loss(local.loss, output.flatten(0, 1), y.flatten(0, 1))
+            (of_output,) = torch.autograd.grad(each, output, share.flatten())
         grads = [torch.bmm(of_output.mT, z), *(of_output.sum(dim=1) for _ in bias)]
         return dict(zip(upper, grads, strict=True))
 
@@ -252,10 +256,18 @@ def _top(model: Module, upper: Sequence[str]) -> Module | None:
     return layer
 
 
-def _sample(clients: Federation, share: float, key: Key) -> Federation:
-    """A random share of each client's rows, at least one, drawn by key."""
+def _sample(clients: Federation, share: float, key: Key) -> Array:
+    """Which rows are a random share of each client's, at least one, drawn by key: one True or False for each row."""
     keep = np.zeros(clients.n_rows, dtype=bool)
     for i, rng in enumerate(key.of(clients)):
         size = int(clients.sizes[i])
         keep[clients.offsets[i] + rng.permutation(size)[: max(1, int(share * size))]] = True
-    return clients.where(keep)
+    return keep
+
+
+def _embedded(clients: Federation, rows: Array, local: LocalSGD, state: Arrays) -> Array:
+    """The inputs of the last layer for these rows, under the common model."""
+    trainer = trainer_of(local)
+    column, where = trainer.column(clients, local.features, slice(None)), trainer.sent(rows)
+    parts = embedded(local, state, (column.index_select(0, part) for part in where.split(BATCH)))
+    return np.concatenate([part.cpu().numpy() for part in parts])

@@ -13,7 +13,7 @@ import torch
 from torch.func import functional_call
 from torch.nn import functional
 
-from fedscape.core.arrays import Ragged, offsets_of, segment_sum_twin
+from fedscape.core.arrays import Ragged, as_slice, offsets_of, segment_sum_twin
 from fedscape.core.blocks import on_host
 from fedscape.core.federation import Federation
 from fedscape.core.random import Key
@@ -333,20 +333,29 @@ def moved_alone(
     anchor = None if common is None else {n: p[None] for n, p in common.items()}
     trainer = trainer_of(local)
     sums = [] if weights is None else [n for n in own if n not in each]
-    moves = {
-        n: p.new_zeros(p.shape[1:], dtype=torch.float64) if n in sums else p.new_zeros(p.shape) for n, p in own.items()
-    }
+    moves: Tensors = {}
     for positions, work in trainer.works(clients, key):
         where = trainer.sent(positions)
         starts = {n: p[:1] if p.stride(0) == 0 else p[where] for n, p in own.items()}
         count = None if weights is None else weights[positions]
         moved = train(local, starts, work, rates, anchor, still=still, centre=centre, weights=count, each=each)
+        if as_slice(positions) == slice(0, len(clients)):  # all at once, in their order
+            return {
+                n: m.to(torch.float64) if n in sums else m.clone() if m.is_inference() else m for n, m in moved.items()
+            }
+        moves = moves or _no_moves(own, sums)
         for n, values in moved.items():
             if n in sums:
                 moves[n] += values
             else:
                 moves[n][where] = values
-    return moves
+    return moves or _no_moves(own, sums)
+
+
+def _no_moves(own: Tensors, sums: Collection[str]) -> Tensors:
+    return {
+        n: p.new_zeros(p.shape[1:], dtype=torch.float64) if n in sums else p.new_zeros(p.shape) for n, p in own.items()
+    }
 
 
 def check_own(new: Tensors, clients: Federation, key: Key) -> None:

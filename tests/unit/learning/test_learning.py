@@ -296,7 +296,7 @@ def test_other_convolutions_stay_what_they_are(odd):
 
 @pytest.mark.parametrize("make", [lambda: models.mlp(6, 8, 3), lambda: models.cnn((1, 8, 8), 3)], ids=["mlp", "cnn"])
 def test_compiled_training_gives_the_same_numbers(make, monkeypatch):
-    """The graph as it is traced; code generation takes minutes, benchmarks/training_equality.py has it, on a GPU."""
+    """The graph as it is traced; code generation takes minutes, benchmarks/training_gpu.py has it, on a GPU."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
     fed = federation([7, 3, 4, 4], (6,) if make().state_dict().get("1.weight") is not None else (1, 8, 8), 3)
     local = LocalSGD(make().double(), cross_entropy, lr=0.1, epochs=1, batch_size=2, strategy="compiled")

@@ -83,6 +83,16 @@ class Pull(NamedTuple):
         return torch.bmm(real * (first(self.rate, len(a)) / number), mean - self.target)
 
 
+class Push(NamedTuple):
+    """What every step takes off the arrays of `laid_out`: these times the rate; nothing if the list is empty."""
+
+    of: list[Tensor]
+    rate: float = 1.0
+
+
+NO_PUSH = Push([])
+
+
 class Steps(NamedTuple):
     """The batches of every step, with rates folded into the shares.
 
@@ -116,7 +126,7 @@ def between(values: Tensor, begin: int, end: int) -> Tensor:
 
 def first(values: Tensor, end: int) -> Tensor:
     """The values of the first clients; shared and empty tensors are returned unchanged."""
-    return values if len(values) <= end else values[:end]
+    return values if values.shape[0] <= end else values[:end]
 
 
 def activated(z: Tensor, kind: str) -> Tensor:
@@ -185,7 +195,7 @@ def all_steps(
     anchors: list[Tensor],
     moves: list[bool],
     momentum: float,
-    pushes: list[Tensor],
+    push: Push,
     pull: Pull | None,
 ) -> None:
     """All local steps of a few clients, in place.
@@ -205,8 +215,8 @@ def all_steps(
         Which of these are trained.
     momentum
         Of plain SGD; 0 for none.
-    pushes
-        What every step takes off the weights and biases besides the gradient; an empty list for nothing.
+    push
+        What every step takes off the weights and biases besides the gradient.
     pull
         What the last layer's inputs are pulled to, if to anything.
     """
@@ -242,8 +252,8 @@ def all_steps(
                 value, memory = first(weights[j], end), first(memories[j], end)
                 pulls = first(anchors[j], end), first(steps.decay, end), first(steps.pull, end)
                 to = loosen(value, memory, *pulls, momentum)
-                if pushes:
-                    to.add_(first(pushes[j], end), alpha=sign)
+                if push.of:
+                    to.add_(first(push.of[j], end), alpha=sign * push.rate)
                 if j > 2 * k:
                     to.add_((down if j > 2 * k + 1 else grad).sum(1, keepdim=True), alpha=sign)
                 elif layer.turned:
@@ -264,7 +274,7 @@ def run_steps(
     anchor: list[Tensor] | None = None,
     momentum: float = 0.0,
     still: Collection[str] = (),
-    push: list[Tensor] | None = None,
+    push: Push = NO_PUSH,
     pull: Pull | None = None,
     factors: Tensor | None = None,
     each: Collection[str] = (),
@@ -288,9 +298,9 @@ def run_steps(
                 (p.new_empty((end - begin, *p.shape[1:])) if s else room[begin:end]).copy_(p) if p.numel() else p
                 for p, room, s in zip(begun, out, sums, strict=True)
             ]
-            pulls, pushes = ([between(p, begin, end) for p in values] for values in (to, push or []))
+            pulls, pushes = ([between(p, begin, end) for p in values] for values in (to, push.of))
             mine = None if pull is None else pull._replace(rate=between(pull.rate, begin, end))
-            all_steps(stack, x, steps.part(begin, end), at, pulls, moves, momentum, pushes, mine)
+            all_steps(stack, x, steps.part(begin, end), at, pulls, moves, momentum, Push(pushes, push.rate), mine)
             for now, before, total, s in zip(at, begun, out, sums, strict=True):
                 moved = now.sub_(before).flatten(1)
                 if factors is not None and s and moved.numel():

@@ -19,7 +19,7 @@ from fedscape.learning.batches import Plan, Work
 from fedscape.learning.branches import BranchLoss, MeanOfBranches, MultiBranch
 from fedscape.learning.device import Data
 from fedscape.learning.fast.agreement import agree
-from fedscape.learning.fast.stack_steps import Dense, Pull, Stack, Steps, in_names, laid_out, run_steps
+from fedscape.learning.fast.stack_steps import NO_PUSH, Dense, Pull, Push, Stack, Steps, in_names, laid_out, run_steps
 from fedscape.learning.layers import Centre, KeyedDropout, Module, ShiftedLinear, Standardise, is_plain
 from fedscape.learning.local import LocalSGD
 from fedscape.learning.losses import cross_entropy, logistic, squared_error
@@ -189,7 +189,7 @@ def train_stack(
     begin, to = laid_out(stack, {**fixed, **start}), laid_out(stack, {**fixed, **anchor}) if pulled else None
     steps = _steps(local, y, data.weights, work.plan, rates, pulled)
     factors = None if weights is None else torch.as_tensor(weights, dtype=torch.float64)
-    push = None if drift is None else _pushes(stack, {**fixed, **drift}, rates.lr)
+    push = NO_PUSH if drift is None else _push(stack, {**fixed, **drift}, rates.lr)
     moved = run_steps(
         stack,
         x,
@@ -239,10 +239,11 @@ def _steps(local: LocalSGD, y: Tensor, weights: Tensor | None, plan: Plan, rates
     return Steps(index, y[index], shares[..., None], counts, decay[..., None], pull[..., None])
 
 
-def _pushes(stack: Stack, drift: Tensors, lr: Rate) -> list[Tensor]:
-    """What a drift takes off the parameters in every step, in the layout of `laid_out`."""
-    rate = lr.reshape(-1, 1, 1) if isinstance(lr, torch.Tensor) else lr
-    return [d.mul(rate) if len(d) else d for d in laid_out(stack, drift)]
+def _push(stack: Stack, drift: Tensors, lr: Rate) -> Push:
+    """What a drift takes off the parameters in every step."""
+    if not isinstance(lr, torch.Tensor):
+        return Push(laid_out(stack, drift), float(lr))
+    return Push([d.mul(lr.reshape(-1, 1, 1)) if len(d) else d for d in laid_out(stack, drift)])
 
 
 def _pull(local: LocalSGD, centre: Centre, lr: Rate) -> Pull:
