@@ -312,7 +312,7 @@ def _methods_table(result: Result, order: Sequence[About], predicted: Mapping[st
     names.append("repeats, ± points")
     table = table_of(names, rows, sorts=True, numbers=(1, 2, 3, 4, 5, 6, 7, 8, 9), name="methods", label="Methods")
     low = min((r for r in order if not r["baseline"]), key=lambda r: r["worst"]["value"] or 0)
-    about = f"does worst under {low['called']}: {percent(low['worst']['value'])}"
+    about = f"does, of the methods, worst under {low['called']}: {percent(low['worst']['value'])}"
     reading = f"Click a heading to sort. The worst site {about}; intervals are simultaneous over the sites."
     if not sites:
         reading = (

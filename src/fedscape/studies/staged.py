@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -50,6 +50,7 @@ def staged(
     common: str,
     seed: int,
     climbs: Climbs = lambda _: 0.0,
+    apart: Collection[str] = (),
 ) -> list[Stage[J]]:
     """Play the stages of a budget until the advice is settled or nothing is left to use.
 
@@ -57,21 +58,21 @@ def staged(
     the most accurate one, or to be at most a point ahead of the one advised; training alone, the common method and the
     advised one stay. So does one that climbs and might catch up by climbing on. Where one that stays climbs, all that
     stay have four times the rounds in the next stage, if that allows it: whether a method climbs is an estimate, and
-    methods of unlike lengths are not comparable. One of the second sort comes back if other advice takes the place of
+    methods of unlike lengths are not comparable. Those `apart`, whose rounds are of another kind, have more only where
+    they climb themselves. One of the second sort comes back if other advice takes the place of
     what it was compared with. So a larger budget begins as a smaller one does. If that settled the advice it is the
     same.
     """
     played: list[Stage[J]] = []
-    names, upward, n_rounds = order, dict.fromkeys(order, 0.0), 0
+    names, upward, had = order, dict.fromkeys(order, 0.0), dict.fromkeys(order, 0)
     for limits in budget.stages:
         each = max(ROWS_EACH, int(played[-1].rows.sizes.max())) if played else ROWS_EACH
         who = clients_of_stage(rows, limits, each=each, seed=seed)
         mine = fewer_rows(rows.take(who), most=limits.rows, seed=seed)
         if played and not _more(played[-1], mine, limits):
             continue
-        longer = min(4 * n_rounds, limits.longest) if any(upward[m] > 0 for m in names) else 0
-        n_rounds = max(limits.rounds, n_rounds, longer)
-        judged, used = play(mine, limits, dict.fromkeys(names, n_rounds))
+        had = _lengths(had, limits, [m for m in names if upward[m] > 0], apart)
+        judged, used = play(mine, limits, {m: had[m] for m in names})
         choice = choose(judged, order=order, common=common)
         last = {name: (stage.judged, stage.choice) for stage in played for name in stage.used}
         last |= dict.fromkeys(used, (judged, choice))
@@ -83,11 +84,21 @@ def staged(
             and may_lead(last[m][0], m, choice, order=order, climbs=upward[m])
         )
         up = {m: upward[m] for m in left if upward[m]}
+        n_rounds = max(had[m] for m in order if m not in apart)
         played.append(Stage(limits, n_rounds, who, mine, judged, used, choice, left, up))
         if not left:
             break
         names = tuple(name for name in order if name in ("local", common, choice.advised, *left))
     return played
+
+
+def _lengths(had: dict[str, int], limits: Limits, up: Sequence[str], apart: Collection[str]) -> dict[str, int]:
+    """The rounds of each method in the next stage: all alike, but for those apart."""
+    together = any(m not in apart for m in up)
+    return {
+        m: max(limits.rounds, n, min(4 * n, limits.longest) if (m in up if m in apart else together) else 0)
+        for m, n in had.items()
+    }
 
 
 def tied(played: Sequence[Stage[J]], order: tuple[str, ...]) -> list[str]:
