@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 import fedscape as fs
-from fedscape.learning import FedAvg, LocalSGD, cross_entropy, fast, models
+from fedscape.learning import Adapted, FedAvg, LocalSGD, cross_entropy, fast, models
 from fedscape.learning.branches import BranchLoss, MeanOfBranches, MultiBranch
 from fedscape.learning.fast import folded, program, sums, trainers
 from fedscape.learning.trainer import Trainer
@@ -73,6 +73,15 @@ def unfolded() -> list[AbstractContextManager[Any]]:
     return [patch(program, "foldable", none)]
 
 
+def no_sums() -> list[AbstractContextManager[Any]]:
+    return [patch(program, "runs_kernels", no), patch(sums, "runs_kernels", no)]
+
+
+def no_elementwise() -> list[AbstractContextManager[Any]]:
+    """What a compiler would fuse: pooling with its rectifier, dropout, steps and sums."""
+    return [kernelless(folded._Pool), kernelless(folded._Dropout), *no_sums()]
+
+
 CPU = [
     Path("stack", "linear", lambda: [patch(trainers, "checked_stack", none)]),
     Path("stack", "mlp", lambda: [patch(trainers, "checked_stack", none)]),
@@ -103,7 +112,12 @@ GPU = [  # a path has a row on each task it serves; those that compile longest c
             ("Triton recurrence", "lstm", lambda: [kernelless(folded._Cells)]),
             ("Triton pooling", "cnn", lambda: [kernelless(folded._Pool)]),
             ("Triton dropout", "cnn, dropout", lambda: [kernelless(folded._Dropout)]),
-            ("Triton sums", "resnet", lambda: [patch(program, "runs_kernels", no), patch(sums, "runs_kernels", no)]),
+            ("Triton sums", "resnet", no_sums),
+            ("Triton pooling", "cnn, dropout", lambda: [kernelless(folded._Pool)]),
+            ("Triton sums", "cnn, dropout", no_sums),
+            ("Triton pooling, dropout and sums", "cnn, dropout", no_elementwise),
+            ("adapters in fewer passes", "transformer", lambda: [kernelless(folded._LowRank)]),
+            ("attention without scores", "transformer", lambda: [kernelless(folded._Attention)]),
             ("Triton convolution", "resnet", lambda: [patch(folded, "can_convolve", no)]),
         )
     ),
@@ -119,15 +133,16 @@ def task_of(name: str, quick: bool, device: str, seed: int) -> tuple[fs.Federati
     part = 5 if quick else 1
     how: dict[str, Any] = {"lr": 0.05, "epochs": 1, "batch_size": 10, "device": device}
     if device == "cuda":
-        how["precision"] = "bf16" if name in ("resnet", "mobilenet", "lstm") else "tf32"
+        how["precision"] = "bf16" if name in ("resnet", "mobilenet", "lstm", "transformer") else "tf32"
     torch.manual_seed(seed)
     if name in ("resnet", "mobilenet"):
         model = models.resnet18() if name == "resnet" else models.mobilenet_v2()
         return clients_of(10 // part, 50, (3, 32, 32), 10, seed), LocalSGD(model, cross_entropy, **how)
-    if name == "lstm":
+    if name in ("lstm", "transformer"):
         codes = np.random.default_rng(seed).integers(0, 80, (20 // part * 40, 80))
         fed = fs.Federation({"x": codes, "y": codes[:, 0]}, np.arange(0, len(codes) + 1, 40))
-        return fed, LocalSGD(models.char_lstm(), cross_entropy, **how)
+        large = Adapted(models.transformer(80, width=256, layers=4), rank=8) if name == "transformer" else None
+        return fed, LocalSGD(large or models.char_lstm(), cross_entropy, **how)
     if name in ("cnn", "cnn, few rows", "cnn, dropout"):
         clients = (50 // part, 10 if name == "cnn, few rows" else 50) if device == "cuda" else (10 // part, 50)
         model = models.cnn((3, 32, 32), 10, dropout=name == "cnn, dropout")

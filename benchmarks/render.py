@@ -1,19 +1,24 @@
 """Render the pages of results from `results/*.json`: tables, plots, origins, the front page. `make results` runs it.
 
 `python benchmarks/render.py` rewrites `pages/*.md`, `pages/plots/*.svg`, `README.md`, the numbers of the README of the
-repository, and `results/history/*.jsonl`;
+repository, the tables of `docs/*.md`, and `results/history/*.jsonl`;
 `--check` writes nothing and exits with 1 if something would change; NAME prints the table of results/NAME.json.
 
 A page has a title line (`# question`), prose, and marks. After a mark the script writes what stands there:
 
-- `<!-- results/NAME.json -->` a table. `columns="a; b"` keeps some columns, `table="no"` writes none. `bars="column"`
-  adds a plot with a bar for each row; `by="a; b"` are the columns of its labels, `where="a=1; b=x"` keeps some rows,
-  `ours="text"` colours the labels that contain it.
+- `<!-- results/NAME.json -->` a table. `columns="a; b"` keeps some columns, `rows="a=1; b=x"` some rows, `table="no"`
+  writes none. `bars="column"` adds a plot with a bar for each row; `by="a; b"` are the columns of its labels,
+  `where="a=1; b=x"` keeps some of its rows, `ours="text"` colours the labels that contain it.
 - `<!-- value NAME where="a=1" of="column" as=".1f" -->` one number, in bold.
 - `<!-- pages core- -->` links to the pages whose names begin so; `<!-- pages -->` to the others.
 - `<!-- failures -->` the sentences of all pages after "**Did not work:**".
 - `<!-- history -->` the plots of speed over commits.
 - `<!-- made -->` how the results of the page were made; it ends every page.
+
+A guide in `docs/` chooses and words its cells: `<!-- table NAME head="method" rows="method=fedrep => FedRep" columns="
+deal=classes => two classes = {best} ± {± 95%}; CPU = {CPU seconds|.1f}" -->`. A line of the table for each of `rows`
+(`;` between them); without them for each row of the file, named by its first column. A column may narrow the rows
+further, before its arrow, as `where` does for the whole table. A cell is empty where no row fits or has its values.
 """
 
 from __future__ import annotations
@@ -37,6 +42,9 @@ MARKED = re.compile(
     r'<!-- results/([\w-]+)\.json((?: \w+="[^"]*")*) -->\n(?:\n*(?:\|.*\n)+)?(?:\n*!\[.*\]\(plots/.*\)\n)?\n*'
 )
 VALUE = re.compile(r'<!-- value ([\w-]+)((?: \w+="[^"]*")*) -->(?:\*\*[^*]*\*\*)?')
+WORDED = re.compile(r'<!-- table ([\w-]+)((?: \w+="[^"]*")*) -->\n\n?(?:\|.*\n)*')
+FIELD = re.compile(r"{([^{}|]+)(?:\|([^{}]*))?}")  # {column} or {column|.1f}
+DOCS = HERE.parent / "docs"
 LISTED = re.compile(r"<!-- (pages(?: [a-z]+-)*|failures|history) -->\n(?:\n*(?:- .*\n)+)?\n*")
 FAILURE = "**Did not work:** "
 #: Results of before dates were recorded: since when the repository has them. `--date` rewrites it from git.
@@ -110,7 +118,8 @@ def block(found: re.Match[str], files: Files) -> str:
         columns = (
             split(wanted["columns"]) if "columns" in wanted else list(dict.fromkeys(c for row in rows for c in row))
         )
-        parts.append(markdown([{c: row[c] for c in columns if c in row} for row in rows]))
+        kept = chosen(rows, wanted.get("rows", ""))
+        parts.append(markdown([{c: row[c] for c in columns if c in row} for row in kept]))
     if "bars" in wanted:
         files[PAGES / "plots" / f"{name}.svg"] = plot(name, rows, wanted)
         parts.append(f"![{wanted.get('title', wanted['bars'])}](plots/{name}.svg)")
@@ -158,6 +167,55 @@ def values(text: str) -> str:
     return VALUE.sub(shown, text)
 
 
+def worded(found: re.Match[str]) -> str:
+    """A table of a guide: its lines, heads and cells are worded by the mark, its numbers are the file's."""
+    name, wanted = found.group(1), options(found.group(2))
+    every = chosen(load(name)["rows"], wanted.get("where", ""))
+    lines = [(cell(next(iter(row.values()))), [row]) for row in every]
+    if "rows" in wanted:
+        lines = [(label, chosen(every, narrow)) for narrow, label in map(_narrowed, split(wanted["rows"]))]
+    table = []
+    for label, rows in lines:
+        if not rows:
+            raise SystemExit(f"results/{name}.json has no row for {label!r}")
+        shown = {wanted["head"]: label}
+        for narrow, column in map(_narrowed, split(wanted["columns"])):
+            title, form = column.split(" = {", 1)
+            fits = chosen(rows, narrow)
+            if len(fits) > 1:
+                raise SystemExit(
+                    f"results/{name}.json has {len(fits)} rows for {label!r} and {title!r}; a cell needs one"
+                )
+            shown[title] = _filled("{" + form, fits[0]) if fits else ""
+        table.append(shown)
+    if not all(any(row[title] for row in table) for title in table[0]):
+        raise SystemExit(f"results/{name}.json: a column of {list(table[0])} is empty")
+    return f"{found.group(0).split('-->')[0]}-->\n\n{markdown(table)}\n"
+
+
+def _narrowed(part: str) -> tuple[str, str]:
+    """Conditions and the label of "deal=classes & seeds=3 => two classes"; without conditions all rows fit."""
+    narrow, _, label = part.rpartition(" => ")
+    return narrow.replace(" & ", "; "), label
+
+
+def _filled(form: str, row: dict[str, Any]) -> str:
+    """A cell: its text with the values of a row; empty where the row has none of them."""
+    if all(row.get(field, "") in ("", None) for field, _ in FIELD.findall(form)):
+        return ""
+    return re.sub(r" ± $", "", FIELD.sub(lambda field: _shown(row.get(field[1], ""), field[2]), form))
+
+
+def _shown(value: Any, form: str | None) -> str:
+    """A value, by a format where it is a number (also one that the file has as text)."""
+    if not form:
+        return cell(value)
+    try:
+        return format(float(value), form)
+    except ValueError:
+        return cell(value)
+
+
 def front(text: str, pages: dict[str, str], drawn: Sequence[str] = ()) -> str:
     """The front page: its numbers, the list of pages, and what did not work."""
     groups = re.findall(r"([a-z]+-)", " ".join(re.findall(r"<!-- pages ([a-z -]+) -->", text)))
@@ -191,7 +249,9 @@ def rendered() -> Files:
     files |= {PAGES / f"{name}.md": text for name, text in pages.items()}
     over_time = history.drawn(PAGES / "plots", files)
     drawn = [path.stem.removeprefix("history_") for path in over_time]
-    return files | over_time | {FRONT: front(FRONT.read_text(), pages, drawn), README: values(README.read_text())}
+    guides = {path: values(WORDED.sub(worded, path.read_text())) for path in sorted(DOCS.glob("*.md"))}
+    front_page = front(FRONT.read_text(), pages, drawn)
+    return files | over_time | guides | {FRONT: front_page, README: values(README.read_text())}
 
 
 def since() -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from fedscape.learning.layers import Cells, dropped, kept
+from fedscape.learning.layers import Attention, Cells, dropped, kept
 
 CASES = [  # clients, batch, height, width, channels, out, kernel, padding, stride
     (2, 3, 7, 6, 3, 5, (3, 3), (0, 0), (1, 1)),
@@ -52,6 +52,20 @@ def recur(driven, weight, products="tf32"):
     """LSTM cells of each client."""
     each = zip(driven.unflatten(0, (len(weight), -1)), weight.to(driven.dtype), strict=True)
     return torch.cat([Cells()(d, lambda h, w=w: h @ w.T) for d, w in each])
+
+
+def adapted(rows, weight, bias, down, up, factor, kind):
+    """Linear layers of each client with a low-rank update."""
+    downs, ups = (v.expand(len(rows), -1, -1) for v in (down, up))
+    own = None if bias is None else bias[0]
+    each = zip(rows, downs, ups, strict=True)
+    return torch.stack([functional.linear(x, weight[0] + factor * (u @ d), own) for x, d, u in each]).to(kind)
+
+
+def attention(query, key, value, *, causal):
+    """Heads apart, [batch, heads, time, width of a head]."""
+    together = (x.transpose(1, 2).flatten(2) for x in (query, key, value))
+    return Attention(query.shape[1], causal=causal)(*together)
 
 
 def drop(x, key, p, *, channels):

@@ -313,6 +313,10 @@ def _explanation(about: Mapping[str, Any]) -> None:
         table(title, ["sent", "shape", "bytes", "seen by the server as"], rows)
         typer.echo(f"  kept, never sent: {', '.join(phase['kept']) or 'nothing'}")
     typer.echo(f"revealed client by client: {', '.join(about['reveals']) or 'nothing'}")
+    if about["new_client"] is not None:
+        typer.echo(f"a new client gets: {about['new_client']}")
     typer.echo(about["privacy"])
+    if about["cannot_be_private"]:
+        typer.echo(f"This method cannot be private: {about['cannot_be_private']}.")
     typer.echo(about["secure"])
     typer.echo(f"(bytes for {about['reference']})")

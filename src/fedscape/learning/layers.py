@@ -130,6 +130,36 @@ def is_plain(layer: Module, kind: type) -> bool:
     return type(layer) is kind and not watched
 
 
+class Attention(nn.Module):  # type: ignore[misc]
+    """Attention of several heads (Vaswani et al. 2017) from queries, keys and values, each [batch, time, width].
+
+    With `causal` a place sees those before it and itself.
+
+    >>> x = torch.tensor([[[1.0], [3.0]]])
+    >>> Attention(1, causal=True)(0 * x, x, x).flatten().tolist()
+    [1.0, 2.0]
+    """
+
+    def __init__(self, heads: int, *, causal: bool) -> None:
+        super().__init__()
+        self.heads, self.causal = heads, causal
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        query, key, value = (self.apart(x) for x in (query, key, value))
+        scores = query @ key.transpose(2, 3) / math.sqrt(query.shape[-1])
+        if self.causal:
+            later = torch.ones(scores.shape[2:], dtype=torch.bool, device=scores.device).triu(1)
+            scores = scores.masked_fill(later, -math.inf)
+        return (torch.softmax(scores, dim=-1) @ value).transpose(1, 2).flatten(2)
+
+    def apart(self, x: Tensor) -> Tensor:
+        """Each head by itself, [batch, heads, time, width / heads]."""
+        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+
+    def extra_repr(self) -> str:
+        return f"heads={self.heads}, causal={self.causal}"
+
+
 class RectifiedPool(nn.Module):  # type: ignore[misc]
     """The largest of each 2 x 2 numbers, or zero: the rectifier after the maxima, on a quarter of the numbers.
 

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 from fedscape.errors import DataError
-from fedscape.learning.layers import Cells, Module, RectifiedNorm, RectifiedPool, drawing
+from fedscape.learning.layers import Attention, Cells, Module, RectifiedNorm, RectifiedPool, drawing
 from fedscape.types import Tensor
 
 Shape = tuple[int, int, int]
@@ -277,9 +277,9 @@ class _Transformer(nn.Module):  # type: ignore[misc]
 class _Block(nn.Module):  # type: ignore[misc]
     def __init__(self, width: int, heads: int, causal: bool, drop: float) -> None:
         super().__init__()
-        self.heads, self.causal = heads, causal
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.query, self.key, self.value, self.join = (nn.Linear(width, width) for _ in range(4))
+        self.attention = Attention(heads, causal=causal)
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
         self.drop1, self.drop2 = nn.Dropout(drop), nn.Dropout(drop)
 
@@ -288,15 +288,7 @@ class _Block(nn.Module):  # type: ignore[misc]
         return x + self.drop2(self.down(functional.gelu(self.up(self.norm2(x)))))
 
     def attended(self, x: Tensor) -> Tensor:
-        each = (
-            layer(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for layer in (self.query, self.key, self.value)
-        )
-        query, key, value = each  # [batch, heads, time, width / heads]
-        scores = query @ key.transpose(2, 3) / math.sqrt(query.shape[-1])
-        if self.causal:
-            later = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).triu(1)
-            scores = scores.masked_fill(later, -math.inf)
-        return self.join((torch.softmax(scores, dim=-1) @ value).transpose(1, 2).flatten(2))
+        return self.join(self.attention(self.query(x), self.key(x), self.value(x)))
 
 
 class _Residual(nn.Module):  # type: ignore[misc]

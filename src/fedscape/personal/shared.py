@@ -339,10 +339,8 @@ def moved_alone(
         starts = {n: p[:1] if p.stride(0) == 0 else p[where] for n, p in own.items()}
         count = None if weights is None else weights[positions]
         moved = train(local, starts, work, rates, anchor, still=still, centre=centre, weights=count, each=each)
-        if as_slice(positions) == slice(0, len(clients)):  # all at once, in their order
-            return {
-                n: m.to(torch.float64) if n in sums else m.clone() if m.is_inference() else m for n, m in moved.items()
-            }
+        if as_slice(positions) == slice(0, len(clients)) and moved.keys() == own.keys():  # all at once, in their order
+            return {n: _writable(m.to(torch.float64) if n in sums else m) for n, m in moved.items()}
         moves = moves or _no_moves(own, sums)
         for n, values in moved.items():
             if n in sums:
@@ -350,6 +348,11 @@ def moved_alone(
             else:
                 moves[n][where] = values
     return moves or _no_moves(own, sums)
+
+
+def _writable(values: Tensor) -> Tensor:
+    """These values, or a copy where torch lets nobody change them in place."""
+    return values.clone() if values.is_inference() else values
 
 
 def _no_moves(own: Tensors, sums: Collection[str]) -> Tensors:

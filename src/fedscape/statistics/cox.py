@@ -85,7 +85,8 @@ class CoxRegression(Estimator):
     times
         The grid: rising times, the first not above any event. A time between two counts as the lower one.
     resolution
-        The width of the grid where `times` is not given: 1 for days in whole numbers.
+        The width of the grid where `times` is not given: a time between two multiples of it counts as the lower one.
+        None is 1, for days in whole numbers, and refuses events at other times; a private fit cannot look.
     ties
         "efron" or "breslow": how events at the same time are handled.
     strata
@@ -117,7 +118,7 @@ class CoxRegression(Estimator):
         self,
         *,
         times: Array | Sequence[float] | None = None,
-        resolution: float = 1.0,
+        resolution: float | None = None,
         ties: str = "efron",
         strata: str | None = None,
         ridge: float = 0.0,
@@ -140,7 +141,10 @@ class CoxRegression(Estimator):
         check_whole("rounds", rounds, least=1)
         if ties not in TIES or strata not in STRATA:
             raise DataError(f"ties must be one of {TIES} and strata one of {STRATA}, not {ties!r} and {strata!r}")
-        if check_number("resolution", resolution) <= 0 or check_number("ridge", ridge) < 0:
+        if (
+            check_number("resolution", 1.0 if resolution is None else resolution) <= 0
+            or check_number("ridge", ridge) < 0
+        ):
             raise DataError(f"resolution must be above 0 and ridge at least 0, not {resolution} and {ridge}")
         if times is not None:
             grid = np.asarray(times, dtype=np.float64)
@@ -250,13 +254,19 @@ class CoxRegression(Estimator):
         """The times of the grid: those given, or the multiples of the resolution at which there are events."""
         if self.strata is not None or self.times is not None:
             return None if self.times is None else np.asarray(self.times, dtype=np.float64)
-        survey = TimeScale(time=self.time, event=self.event, resolution=self.resolution)
+        width, strict = self.resolution or 1.0, self.resolution is None and how.privacy is None
+        survey = TimeScale(time=self.time, event=self.event, resolution=width, strict=strict)
         scale = self._run(survey, engine, how.phase(".scale"), n_rounds=1, measure=0)
+        if strict and scale["between"] > 0:
+            raise DataError(
+                f"{scale['between']:,.0f} events of the column {self.time!r} are not at a whole number: give the width "
+                "of the grid as resolution=, such as 0.01 for years with two digits, or the grid itself as times="
+            )
         digits = np.flatnonzero(scale["digits"] > 0.5)
         reach = 2 ** int(digits.max(initial=0))
-        counting = EventTimes(reach, time=self.time, event=self.event, resolution=self.resolution)
+        counting = EventTimes(reach, time=self.time, event=self.event, resolution=width)
         counts = self._run(counting, engine, how.phase(".times"), n_rounds=1, measure=0)["counts"]
-        times = np.flatnonzero(counts > 0.5) * self.resolution
+        times = np.flatnonzero(counts > 0.5) * width
         if not len(times):
             raise DataError(f"the column {self.event!r} must hold an event, a 1, for some row; it holds none")
         return times

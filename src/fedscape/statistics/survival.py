@@ -16,6 +16,7 @@ from fedscape.errors import DataError
 from fedscape.types import Array, Arrays, Kept
 
 MOST_TIMES = 2**20
+_CLOSE = 1e-9  # of a time: 0.57 is 57 times 0.01, which floating point numbers say is a little more
 
 
 class Rows(NamedTuple):
@@ -59,12 +60,25 @@ def valid_survival(clients: Federation, features: str | Sequence[str], time: str
         return np.asarray(good & (clients[time] >= 0) & np.isin(clients[event], (0, 1)))
 
 
+def multiples(time: Array, resolution: float) -> tuple[Array, Array]:
+    """How many whole resolutions each time has, and whether it lies between two multiples; rounding errors are none.
+
+    >>> [part.tolist() for part in multiples(np.array([0.29, 0.57, 0.575]), 0.01)]
+    [[29.0, 57.0, 57.0], [False, False, True]]
+    """
+    units = time / resolution
+    nearest = np.round(units)
+    between = np.abs(units - nearest) > _CLOSE * np.maximum(units, 1.0)
+    return np.where(between, np.floor(units), nearest), between
+
+
 def risk_sums(rows: Rows, beta: Array, times: Array, owner: Array, n: int, *, efron: bool) -> Arrays:
     """For each of n owners and each interval of the grid: sums of w, w x and w x x' of its rows, and of its events.
 
-    A row is in the interval of its time; added from the last interval down they are the sums over the risk sets.
+    A row is in the interval of its time; added from the last interval down they are the sums over the risk sets. A
+    time that is less than a billionth below a time of the grid is that time.
     """
-    interval = np.searchsorted(times, rows.time, side="right") - 1
+    interval = np.searchsorted(times, rows.time * (1 + _CLOSE), side="right") - 1
     early = (interval < 0) & (rows.event > 0)
     if early.any():
         bad = int(np.flatnonzero(early)[0])
@@ -150,6 +164,8 @@ def _likelihood(rows: Rows, beta: Array, *, efron: bool) -> tuple[float, Array, 
 class TimeScale(Computation):
     """How many binary digits the times of events have, in units of the resolution: a histogram of 64.
 
+    With `strict` clients also send how many of their events lie between two multiples of the resolution.
+
     >>> from fedscape import rounds
     >>> fed = Federation({"time": [1.0, 5.0], "event": [1, 1]}, [0, 1, 2])
     >>> np.flatnonzero(next(rounds(TimeScale(), fed, n_rounds=1)).state["digits"]).tolist()
@@ -158,31 +174,38 @@ class TimeScale(Computation):
 
     name = "cox-time-scale"
 
-    def __init__(self, *, time: str = "time", event: str = "event", resolution: float = 1.0) -> None:
+    def __init__(
+        self, *, time: str = "time", event: str = "event", resolution: float = 1.0, strict: bool = False
+    ) -> None:
         self.time = time
         self.event = event
         self.resolution = resolution
+        self.strict = strict
 
     def start(self, seed: int) -> Arrays:
-        return {"digits": np.zeros(64)}
+        return {"digits": np.zeros(64), **({"between": np.zeros(())} if self.strict else {})}
 
     def step(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:
         rows = survival_rows(clients, self.time, self.time, self.event)
-        digits = np.minimum(np.ceil(np.log2(np.floor(rows.time / self.resolution) + 1)), 63).astype(np.int64)
+        units, between = multiples(rows.time, self.resolution)
+        digits = np.minimum(np.ceil(np.log2(units + 1)), 63).astype(np.int64)
         owner = np.repeat(np.arange(len(clients)), clients.sizes)
         out = np.zeros((len(clients), 64), dtype=np.int64)
         np.add.at(out, (owner, digits), (rows.event > 0).astype(np.int64))
-        return {"digits": out}, {}
+        if not self.strict:
+            return {"digits": out}, {}
+        number = np.bincount(owner, (rows.event > 0) & between, minlength=len(clients))
+        return {"digits": out, "between": number.astype(np.int64)}, {}
 
     def update(self, state: Arrays, total: Arrays, key: Key) -> Arrays:
-        return {"digits": np.asarray(total["digits"], dtype=np.float64)}
+        return {name: np.asarray(total[name], dtype=np.float64) for name in state}
 
     def valid_rows(self, state: Arrays, clients: Federation) -> Array | None:
         return valid_survival(clients, self.time, self.time, self.event)
 
     @classmethod
     def examples(cls) -> Sequence[tuple[TimeScale, Federation]]:
-        return [(cls(), _example()), (cls(resolution=0.5), _example())]
+        return [(cls(), _example()), (cls(resolution=0.5), _example()), (cls(strict=True), _example())]
 
 
 class EventTimes(Computation):
@@ -217,7 +240,7 @@ class EventTimes(Computation):
 
     def step(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:
         rows = survival_rows(clients, self.time, self.time, self.event)
-        interval = np.floor(rows.time / self.resolution).astype(np.int64)
+        interval = multiples(rows.time, self.resolution)[0].astype(np.int64)
         owner, events = np.repeat(np.arange(len(clients)), clients.sizes), (rows.event > 0) & (interval < self.n_times)
         out = np.zeros((len(clients), self.n_times), dtype=np.int64)
         np.add.at(out, (owner[events], interval[events]), 1)

@@ -52,10 +52,9 @@ class _Watch(Local):
         self.seen: dict[str, dict[str, Any]] = {}
 
     def run(self, computation: Computation, state: Arrays, cohort: Array, key: Key, **how: Any) -> Any:
-        name = type(computation).__name__
-        self.seen[name] = phase_of(
-            computation, state, self.clients.take(cohort[:1]), key
-        )  # the last round of each phase
+        phase = phase_of(computation, state, self.clients.take(cohort[:1]), key)
+        arrays = ", ".join(array["name"] for array in phase["sent"])  # a first round may send others
+        self.seen[f"{phase['phase']}: {arrays}"] = phase  # the last round of each phase
         return super().run(computation, state, cohort, key, **how)
 
 
@@ -89,7 +88,7 @@ def names() -> list[str]:
 
 
 def explain(method: str) -> dict[str, Any]:
-    """Run a method for two rounds on a few synthetic clients, and report what the server sees.
+    """Run a method for two rounds on a few synthetic clients; report what the server sees and what a new client gets.
 
     Parameters
     ----------
@@ -102,18 +101,27 @@ def explain(method: str) -> dict[str, Any]:
     """
     if method not in names():
         raise DataError(f"method must be one of {', '.join(names())}, not {method!r}")
-    phases = watched(_RUNS.get(method, _training(method)), _clients())
+    run, fitted = _RUNS.get(method, _training(method)), []
+    phases = watched(lambda engine: fitted.append(run(engine)), _clients())
     revealed = sorted({name for phase in phases for name in phase["reveals"]})
     privacy = f"{_UNITS} {_REVEALED}" if revealed else _UNITS
     return {
         "method": method,
         "words": STATISTICS[method] if method in STATISTICS else METHODS[method].sentence,
         "phases": phases,
+        "new_client": None if method in STATISTICS else _new_client(fitted[0]),
         "reveals": revealed,
+        "cannot_be_private": "" if method in STATISTICS else METHODS[method].exact,
         "privacy": privacy,
         "secure": _NOT_MASKED.format(names=tuple(revealed)) if revealed else _MASKED,
         "reference": f"synthetic clients, {_FEATURES} features, {_CLASSES} classes, one hidden layer of {_HIDDEN}",
     }
+
+
+def _new_client(fitted: object) -> str:
+    """What a client gets that no round has seen; methods that say nothing about it have one model for all."""
+    served = getattr(getattr(fitted, "method", None), "newcomers", "the common model")
+    return "no prediction before it has trained its own part" if served is None else str(served)
 
 
 def watched(run: Callable[[Engine], object], clients: Federation) -> list[dict[str, Any]]:

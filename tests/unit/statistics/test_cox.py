@@ -146,6 +146,20 @@ def test_bad_columns_are_refused(columns, message):
         CoxRegression().fit(fed)
 
 
+def test_times_that_are_not_whole_numbers_need_a_width_of_the_grid():
+    """0.57 is 57 times 0.01, though a division of floating point numbers says less."""
+    fed = patients()
+    hundredths = fed.with_column("time", fed["time"] / 100)
+    with pytest.raises(DataError, match=r"events of the column 'time' are not at a whole number: give the width"):
+        CoxRegression().fit(hundredths)
+    want, got = CoxRegression().fit(fed), CoxRegression(resolution=0.01).fit(hundredths)
+    np.testing.assert_allclose(got.coefficients_, want.coefficients_, rtol=1e-10)
+    assert got.log_likelihood_ == pytest.approx(want.log_likelihood_, abs=1e-9)
+    assert len(got.times_) == len(want.times_)
+    coarse = CoxRegression(resolution=0.5).fit(hundredths)  # asked for, so not refused
+    assert len(coarse.times_) < len(want.times_)
+
+
 def test_an_event_before_the_grid_is_refused():
     with pytest.raises(DataError, match="begin the grid earlier"):
         CoxRegression(times=[5.0, 9.0]).fit(patients())

@@ -367,6 +367,21 @@ def test_every_method_is_explained_and_reveals_are_named(method):
     assert about["reveals"] == sorted(listed)
 
 
+def test_a_first_round_that_sends_other_arrays_is_explained_too():
+    first, later = (phase["sent"] for phase in explain("feddbe")["phases"])
+    assert [array["name"] for array in first] == ["features", "weight"]
+    assert "features" not in {array["name"] for array in later}
+
+
+def test_an_explanation_says_what_a_new_client_gets_and_why_a_method_cannot_be_private():
+    assert explain("fedavg")["new_client"] == "the common model"
+    assert explain("fedper")["new_client"] == "no prediction before it has trained its own part"
+    assert explain("feddbe")["new_client"] == "the common model with no shift"
+    assert explain("moments")["new_client"] is None
+    assert explain("profiles")["cannot_be_private"].startswith("its groups are first found by exact sums")
+    assert explain("fedavg")["cannot_be_private"] == ""
+
+
 def test_every_method_of_the_command_line_is_explained():
     assert {*METHODS, *TABLES} <= set(names())
 

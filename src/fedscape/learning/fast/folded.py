@@ -19,12 +19,13 @@ from torch import nn
 from torch.nn import functional
 
 from fedscape.learning.adapters import LowRank
-from fedscape.learning.fast import depthwise, norms, pooling, recurrence
+from fedscape.learning.fast import depthwise, norms, pooling, recurrence, sequences
 from fedscape.learning.fast.conv import EXACT, can_convolve, convolve, patches_of, runs_kernels
 from fedscape.learning.fast.dropping import drop
-from fedscape.learning.fast.lowrank import FEW
+from fedscape.learning.fast.lowrank import FEW, by_turns
 from fedscape.learning.fast.products import shifted_views, stands_for_product
 from fedscape.learning.layers import (
+    Attention,
     Cells,
     KeyedDropout,
     Module,
@@ -138,21 +139,6 @@ class FoldedLinear(Folded):
         output = rows.to(kind) @ weight.transpose(1, 2).to(kind)
         output = output if bias is None else output + bias[:, None].to(kind)
         return output.reshape(*x.shape[:-1], out)
-
-
-def by_turns(rows: Tensor, weights: Tensor) -> Tensor:
-    """Rows [clients, batch, features] times weights [kinds, out, features], assigned to clients round-robin.
-
-    >>> by_turns(torch.ones(4, 1, 1), torch.tensor([[[2.0]], [[3.0]]])).flatten().tolist()
-    [2.0, 3.0, 2.0, 3.0]
-    """
-    if len(weights) == 1:  # as one product, which a library may cut along the features
-        return (rows.flatten(0, 1) @ weights[0].T).unflatten(0, rows.shape[:2])
-    if len(weights) == len(rows):
-        return rows @ weights.transpose(1, 2)
-    mine = rows.unflatten(0, (-1, len(weights))).transpose(0, 1).flatten(1, 2)  # [kinds, clients of each x batch, ...]
-    products = mine @ weights.transpose(1, 2)
-    return products.unflatten(1, (-1, rows.shape[1])).transpose(0, 1).flatten(0, 1)
 
 
 class _Conv2d(Folded):
@@ -344,14 +330,31 @@ class _LowRank(Folded):
         self.layer, self.factor = FoldedLinear(layer.layer, how), layer.factor
 
     def forward(self, x: Tensor) -> Tensor:
-        whole = self.layer(x)
-        kind, clients = whole.dtype, max(len(self.down), len(self.up))  # a frozen one is one for all
-        rows = x.reshape(clients, -1, x.shape[-1]).to(kind)
-        update = rows @ self.down.to(kind).transpose(1, 2) @ self.up.to(kind).transpose(1, 2)
+        base, clients = self.layer, max(len(self.down), len(self.up))  # a frozen factor is one for all
+        rows = x.reshape(clients, -1, x.shape[-1])
+        if rows.shape[1] >= FEW and self.how.runs(x) and sequences.adapts(base.weight, base.bias):
+            update = (self.down, self.up, self.factor, self.how.kind(base.weight.dtype))
+            return sequences.adapted(rows, base.weight, base.bias, *update).reshape(*x.shape[:-1], -1)
+        kind = (whole := base(x)).dtype
+        update = rows.to(kind) @ self.down.to(kind).transpose(1, 2) @ self.up.to(kind).transpose(1, 2)
         return whole + self.factor * update.reshape(whole.shape)
 
 
-LAYERS = (Folded, _Pool, _Dropout, _Cells)  # what may run kernels or take products in shorter numbers
+class _Attention(Attention):
+    """By a kernel of torch's own that writes no scores, where numbers are short enough for it."""
+
+    def __init__(self, layer: Attention, how: How) -> None:
+        super().__init__(layer.heads, causal=layer.causal)
+        self.how = how
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        kind = self.how.kind(query.dtype)
+        if self.how.runs(query) and sequences.attends(kind):
+            return sequences.attention(*(self.apart(x.to(kind)) for x in (query, key, value)), causal=self.causal)
+        return super().forward(query, key, value)
+
+
+LAYERS = (Folded, _Pool, _Dropout, _Cells, _Attention)  # what may run kernels or take products in shorter numbers
 
 _FORMS: dict[type, Callable[[Any, How], Module]] = {
     nn.Linear: FoldedLinear,
@@ -366,10 +369,12 @@ def _form(layer: Module, how: How) -> Module | None:
     """The batched form of a layer; None where there is none."""
     if isinstance(layer, KeyedDropout):
         return _Dropout(layer, how) if layer.p > 0 else nn.Identity()
-    if is_plain(layer, RectifiedPool) or (is_plain(layer, nn.MaxPool2d) and _is_two_by_two(layer)):
+    if is_plain(layer, RectifiedPool) or (is_plain(layer, nn.MaxPool2d) and pooling.is_two_by_two(layer)):
         return _Pool(how, rectified=isinstance(layer, RectifiedPool))
     if is_plain(layer, Cells):
         return _Cells(how)
+    if is_plain(layer, Attention):
+        return _Attention(layer, how)
     if is_plain(layer, nn.Embedding) and layer.max_norm is layer.padding_idx is None and not layer.scale_grad_by_freq:
         return _Embedding(layer, how)
     if is_plain(layer, nn.Conv2d) and stands_for_product(layer):
@@ -377,11 +382,6 @@ def _form(layer: Module, how: How) -> Module | None:
     if is_plain(layer, nn.Conv2d) and stands_for_product(layer, groups=layer.in_channels):
         return _Depthwise(layer, how) if layer.in_channels == layer.out_channels else None
     return next((form(layer, how) for kind, form in _FORMS.items() if is_plain(layer, kind)), None)
-
-
-def _is_two_by_two(layer: Module) -> bool:
-    pair = all(side in (2, (2, 2)) for side in (layer.kernel_size, layer.stride))
-    return pair and layer.padding == 0 and layer.dilation == 1 and not (layer.ceil_mode or layer.return_indices)
 
 
 def _take_rectifiers(layers: Module) -> None:

@@ -70,3 +70,18 @@ class Trail(NamedTuple):
         if weights.ndim == 2:
             up, rows = up.transpose(0, 1), rows.transpose(0, 1)
         return -(up.flatten(-3, -2).transpose(-1, -2) @ rows.flatten(-3, -2)).to(weights.dtype)
+
+
+def by_turns(rows: Tensor, weights: Tensor) -> Tensor:
+    """Rows [clients, batch, features] times weights [kinds, out, features], assigned to clients round-robin.
+
+    >>> by_turns(torch.ones(4, 1, 1), torch.tensor([[[2.0]], [[3.0]]])).flatten().tolist()
+    [2.0, 3.0, 2.0, 3.0]
+    """
+    if len(weights) == 1:  # as one product, which a library may cut along the features
+        return (rows.flatten(0, 1) @ weights[0].T).unflatten(0, rows.shape[:2])
+    if len(weights) == len(rows):
+        return rows @ weights.transpose(1, 2)
+    mine = rows.unflatten(0, (-1, len(weights))).transpose(0, 1).flatten(1, 2)  # [kinds, clients of each x batch, ...]
+    products = mine @ weights.transpose(1, 2)
+    return products.unflatten(1, (-1, rows.shape[1])).transpose(0, 1).flatten(0, 1)

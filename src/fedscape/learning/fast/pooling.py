@@ -18,6 +18,13 @@ def pool(x: Tensor, *, rectified: bool) -> Tensor:
     return maxima
 
 
+def is_two_by_two(layer: Any) -> bool:
+    """Whether a max pool takes each 2 x 2 numbers, and nothing else."""
+    pair = all(side in (2, (2, 2)) for side in (layer.kernel_size, layer.stride))
+    plain = layer.padding == 0 and layer.dilation == 1 and not (layer.ceil_mode or layer.return_indices)
+    return bool(pair and plain)
+
+
 class _Pool(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, x: Tensor, rectified: bool) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from fedscape.learning import Adapted, LocalSGD, cross_entropy, models
-from fedscape.learning.fast import admission, agreement, folded, program
+from fedscape.learning.fast import admission, agreement, folded, program, sequences
 from fedscape.learning.fast.gradients import in_one_batch
 from fedscape.learning.layers import RectifiedNorm, trainable_copy
 
@@ -23,9 +23,22 @@ NETWORKS = {
     "cnn": (lambda: models.cnn((1, 8, 8), 3), (8, 8), {"drop", "pool"}),
     "lenet5": (lambda: models.lenet5((1, 28, 28), 3), (28, 28), {"pool"}),
     "lstm": (lambda: models.char_lstm(7, embedding=3, hidden=4), (5,), {"recur"}),
+    "transformer": (lambda: models.transformer(7, width=8, heads=2, length=20), (20,), {"attention"}),
+    "adapters": (lambda: adapters(), (20,), {"adapted", "attention"}),
     "resnet18": (lambda: models.resnet18((3, 16, 16), 3, width=8), (16, 16, 3), {"norm"}),
     "mobilenet_v2": (lambda: models.mobilenet_v2((3, 32, 32), 3, width=0.25), (32, 32, 3), {"norm", "depthwise"}),
 }
+
+
+CODES = ("lstm", "transformer", "adapters")  # networks of codes
+
+
+def adapters(**how):
+    """Adapters that have moved: at first they add nothing."""
+    net = Adapted(models.transformer(7, width=8, layers=1, heads=2, length=20, causal=False), 2, alpha=3.0, **how)
+    for adapter in net.adapters():
+        nn.init.normal_(adapter.up, std=0.3)
+    return net
 
 
 def as_kernels(monkeypatch):
@@ -45,6 +58,9 @@ def as_kernels(monkeypatch):
     standing_in(folded.recurrence, "recur", "recur")
     standing_in(folded.depthwise, "convolve", "depthwise")
     standing_in(folded, "drop", "drop")
+    standing_in(folded.sequences, "adapted", "adapted")
+    standing_in(folded.sequences, "attention", "attention")
+    monkeypatch.setattr(folded.sequences, "attends", lambda kind: True)
     return called
 
 
@@ -54,10 +70,11 @@ def test_a_network_with_kernels_has_the_gradients_of_one_without(name, monkeypat
     torch.manual_seed(0)
     local = LocalSGD(make().double(), cross_entropy, lr=0.1, epochs=1, batch_size=4)
     rng, module = np.random.default_rng(0), trainable_copy(local.model)
-    params = {n: p.detach() + 0.1 * torch.randn(3, *p.shape, dtype=p.dtype) for n, p in module.named_parameters()}
+    trained = {n: p.detach() for n, p in module.named_parameters() if p.requires_grad}
+    params = {n: p + 0.1 * torch.randn(3, *p.shape, dtype=p.dtype) for n, p in trained.items()}
     dropping = [n for n, m in module.named_modules() if type(m).__name__ == "KeyedDropout" and m.p > 0]
     random = {f"{n}.key": torch.randint(1, 999, (3, 2), dtype=torch.int32) for n in dropping}
-    x = rng.integers(0, 7, (3, 4, *shape)) if name == "lstm" else rng.normal(size=(3, 4, *shape))
+    x = rng.integers(0, 7, (3, 4, *shape)) if name in CODES else rng.normal(size=(3, 4, *shape))
     batch = (params, random, torch.tensor(x), torch.tensor(rng.integers(0, 3, (3, 4))), torch.full((3, 4), 0.25))
     want, _ = in_one_batch(local, folded.folded(module, kernels=False))(*batch)
     called = as_kernels(monkeypatch)
@@ -65,6 +82,46 @@ def test_a_network_with_kernels_has_the_gradients_of_one_without(name, monkeypat
     assert called == kernels
     for n, gradient in want.items():
         assert torch.allclose(found[n], gradient, rtol=1e-7, atol=1e-9 * float(gradient.abs().max() + 1)), n
+
+
+@pytest.mark.parametrize("frozen", ["", "down"])
+@pytest.mark.parametrize("bias", [True, False])
+def test_adapted_layers_in_fewer_passes_are_what_their_twin_is(bias, frozen):
+    torch.manual_seed(0)
+    rows, weight, down, up = (
+        torch.randn(*shape, dtype=torch.float64)
+        for shape in ((3, 7, 5), (1, 6, 5), (1 if frozen else 3, 2, 5), (3, 6, 2))
+    )
+    shift = torch.randn(1, 6, dtype=torch.float64) if bias else None
+    leaves = [v.requires_grad_() for v in ([rows, up] if frozen else [rows, up, down])]
+    along, both = torch.randn(3, 7, 6, dtype=torch.float64), []
+    for way in (sequences.adapted, plain_kernels.adapted):
+        output = way(rows, weight, shift, down, up, 1.5, torch.float64)
+        both.append([output, *torch.autograd.grad(output, leaves, along)])
+    for one, other in zip(*both, strict=True):
+        assert torch.allclose(one, other, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_attention_without_scores_is_what_its_twin_is(causal):
+    torch.manual_seed(0)
+    leaves = [torch.randn(3, 2, 7, 4, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    along, both = torch.randn(3, 7, 8, dtype=torch.float64), []
+    for way in (sequences.attention, plain_kernels.attention):
+        output = way(*leaves, causal=causal)
+        both.append([output, *torch.autograd.grad(output, leaves, along)])
+    for one, other in zip(*both, strict=True):
+        assert torch.allclose(one, other, rtol=1e-12, atol=1e-12)
+
+
+def test_adapted_weights_that_are_trained_as_well_have_the_plain_form(monkeypatch):
+    called, net = as_kernels(monkeypatch), adapters(also=["up"], layers=["up"])
+    twin = folded.folded(trainable_copy(net))
+    params = {
+        n: p.detach().expand(2, *p.shape) if p.requires_grad else p.detach()[None] for n, p in twin.named_parameters()
+    }
+    torch.func.functional_call(twin, params, (torch.randint(0, 7, (8, 20)),))
+    assert "adapted" not in called
 
 
 def test_rectifiers_go_into_the_norm_or_pool_before_them_and_nowhere_else():
@@ -110,6 +167,8 @@ WRONG = {  # a network, a kernel, and how it is wrong
     "pool": ("lenet5", "pool", lambda right: lambda x, **how: right(x, **how) * 1.001),
     "drop": ("cnn", "drop", lambda right: lambda x, *a, **how: right(x, *a, **how) * 1.001),
     "cells": ("lstm", "recur", lambda right: lambda driven, weight, *a: right(driven, 1.01 * weight, *a)),
+    "adapted": ("adapters", "adapted", lambda right: lambda x, w, b, d, up, *a: right(x, w, b, d, 1.01 * up, *a)),
+    "attention": ("transformer", "attention", lambda right: lambda q, *a, **how: right(1.01 * q, *a, **how)),
     "depthwise": ("mobilenet_v2", "depthwise", lambda right: lambda x, w, *a: right(x, 1.001 * w, *a)),
 }
 
@@ -121,10 +180,10 @@ def test_a_kernel_that_is_wrong_is_not_admitted(what, monkeypatch):
     make, shape, _ = NETWORKS[name]
     local = LocalSGD(make(), cross_entropy, lr=0.1, epochs=1, batch_size=4)
     module = trainable_copy(local.model)
-    params = {n: p.detach().expand(2, *p.shape).clone() for n, p in module.named_parameters()}
+    params = {n: p.detach().expand(2, *p.shape).clone() for n, p in module.named_parameters() if p.requires_grad}
     dropping = [n for n, m in module.named_modules() if type(m).__name__ == "KeyedDropout" and m.p > 0]
     random = {f"{n}.key": torch.randint(1, 999, (2, 2), dtype=torch.int32) for n in dropping}
-    x = torch.randint(0, 7, (2, 4, *shape)) if name == "lstm" else torch.rand(2, 4, *shape)
+    x = torch.randint(0, 7, (2, 4, *shape)) if name in CODES else torch.rand(2, 4, *shape)
     batch = program.Batch(x, torch.zeros(2, 4, dtype=torch.int64), torch.full((2, 4), 0.25), random)
 
     def has_kernels():
