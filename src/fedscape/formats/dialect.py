@@ -61,10 +61,10 @@ def uneven_line(path: Name, dialect: Dialect) -> str:
         try:
             for cells in lines:
                 if cells and len(cells) != len(header):
-                    found, named = plural(len(cells), "cell"), plural(len(header), "column")
+                    here, named = plural(len(cells), "cell"), plural(len(header), "column")
                     line = shorten(dialect.separator.join(cells), 80, placeholder=" ...")
                     return (
-                        f"line {lines.line_num:,} has {found}, where the header names {named} ({line}): mend that "
+                        f"line {lines.line_num:,} has {here}, where the header names {named} ({line}): mend that "
                         "line; a cell that holds a separator stands in quotes"
                     )
         except csv.Error:  # a cell that this reader takes for too long
