@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 DIST = ROOT / "dist"
 MOST = 3 * 2**20  # bytes of a file
 EXTRAS = "all"
-LOCKS = ("requirements.lock", "requirements-dev.lock")  # torch has a version for each machine
+LOCKS = ("requirements.lock", "requirements-dev.lock", "requirements-torch.lock")
 IMPORTED = "torch, ray, flwr, matplotlib, optuna, tensorboard"  # one package of each extra in EXTRAS
 TRIED = (
     ["--help"],
