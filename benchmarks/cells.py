@@ -2,6 +2,7 @@
 
 A cell is a dictionary of plain values that says what to run; what comes of it are rows, the cell with what was found.
 Rows lie in a file of JSON lines: a run that is stopped loses none, and one that goes on skips the cells it finds there.
+Each says under `origin` when, at which commit and on what machine it was made.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from table import half_width
+from table import half_width, origin_of
 
 Row = dict[str, Any]
 
@@ -63,7 +64,7 @@ def run_cells(
         Seconds. Cells that are not done by then leave no row.
     """
     until, rows = time.time() + limit, read(out)
-    before, begun = list(rows), set()
+    before, begun, where = list(rows), set(), origin_of([])
 
     def is_new(cell: Row) -> bool:
         return _key(cell) not in begun and not _is_known(cell, before)
@@ -76,6 +77,7 @@ def run_cells(
                 begun.add(_key(cell))
                 pool.submit(_caught, work, cell, until)
             for found in pool.finished(until + 10):
+                found = [{**row, "origin": where} for row in found]
                 for row in found:
                     file.write(json.dumps(row, default=float) + "\n")
                     file.flush()
@@ -157,11 +159,11 @@ _PROGRAMS: dict[Any, Any] = {}
 
 
 def share_programs(local: Any, kind: Any) -> None:
-    """Let this LocalSGD use what was compiled for one of its kind: rates and first weights are no part of a program."""
+    """Let this LocalSGD use the programs made for one of its kind: rates and first weights are no part of a program."""
     from fedscape.learning.trainer import trainer_of  # with torch, which not every benchmark of cells needs
 
     trainer: Any = trainer_of(local)
-    if trainer.strategy == "compiled":
+    if trainer.strategy in ("compiled", "recorded"):
         trainer.programs = _PROGRAMS.setdefault(kind, trainer.programs)
 
 

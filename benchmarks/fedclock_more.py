@@ -16,6 +16,7 @@ comedies against tragedies, an LSTM, four periods of 32 rounds, far fewer than i
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,7 +27,7 @@ import torch
 
 import fedclock
 import temporal
-from cells import Row, run_cells
+from cells import Row, run_cells, share_programs
 from fedscape import Gaussian, Ledger, LocalSGD, calibrate, datasets, rounds
 from fedscape.learning import cross_entropy, models
 from fedscape.methods import Options, make
@@ -136,10 +137,28 @@ def network(cell: Row, until: float, *, quick: bool, data: str, device: str) -> 
     period, n = (8, 17) if quick else (cell["period"], cell["rounds"])
     how: Row = {**cell, "set": kind, "prior": "linear", "period": period}
     method = fedclock.method_of(how, job, local, server, {})
+    trains = getattr(method, "_trainer", method.local)
+    share_programs(trains, (kind, repr(trains.model), repr(trains.loss)))
     curve = Steady(2) if cell["method"] == "no-shift" else parse_curve(f"linear:p={cell['p']},T={period}")
     loop = rounds(method, job.train, n_rounds=n, sampler=Shifting(job.modes, curve, 10), seed=cell["seed"], measure=0)
-    out, r = fedclock.followed(method, loop, job, {n - 1 - i * period // 8 for i in range(5)}, until)
+    began = time.perf_counter()
+    out, r = fedclock.followed(method, told(loop, cell), job, {n - 1 - i * period // 8 for i in range(5)}, until)
+    out["ms a round"] = 1000 * (time.perf_counter() - began) / n
     return {**out, **({"verdict": str(method.verdict(r.state))} if isinstance(method, FedClock) else {})}
+
+
+def told(loop: Iterator[Any], cell: Row) -> Iterator[Any]:
+    """The rounds; says how long they took so far, after 16, 32, 64, ... of them."""
+    began = time.perf_counter()
+    for r in loop:
+        n = r.index + 1
+        if n >= 16 and n & (n - 1) == 0:
+            took = time.perf_counter() - began
+            print(
+                f"# {cell['table']} {cell['method']} {cell['label']} {cell['seed']}: {n} rounds in {took:.1f} s",
+                flush=True,
+            )
+        yield r
 
 
 # -- all cells ---------------------------------------------------------------------------------------------------------
@@ -170,9 +189,10 @@ def plan_of(args: Any) -> list[Row]:
                 if (p, name) != ("4", "no-shift"):
                     how = {"method": name, "seed": seed, "p": p, "period": 64, "rounds": 513}
                     cells.append({"table": "cnn", "label": f"T=64 linear p={p}", **how})
-    for name in ("fedclock", "vanilla", "no-shift"):
-        how = {"method": name, "seed": 0, "p": "1", "period": 32, "rounds": 129}
-        cells.append({"table": "shakespeare", "label": "T=32 linear p=1", **how})
+    for seed in range(1 if args.quick else 3):
+        for name in ("fedclock", "vanilla", "no-shift"):
+            how = {"method": name, "seed": seed, "p": "1", "period": 32, "rounds": 129}
+            cells.append({"table": "shakespeare", "label": "T=32 linear p=1", **how})
     return cells
 
 
@@ -187,24 +207,50 @@ def tables(rows: list[Row]) -> dict[str, list[Row]]:
             "by the mean network": fedclock._mean(mine, fedclock.STEADY),
             "right branch": fedclock._mean(mine, "right branch"),
         }
+        if table in ("cnn", "shakespeare", "phones") and method == "fedclock":
+            line |= _differences(mine, [r for r in rows if r["table"] == table and "error" not in r])
         line |= {n: mine[0].get(n, "") for n in ("verdict", "read", "spent")}
         lines.setdefault(table, []).append(line)
+    for each in lines.values():
+        names = list(dict.fromkeys(name for line in each for name in line))
+        each[:] = [{name: line.get(name, "") for name in names} for line in each]
     return {table: fedclock.filled(rows) for table, rows in lines.items()}
 
 
+def _differences(clock: list[Row], rows: list[Row]) -> Row:
+    """FedClock less baselines by the same mean, paired by seed; no shift is the same under all curves."""
+    out = {}
+    for m in fedclock.AVERAGED:
+        other = {
+            r["seed"]: r for r in rows if r["method"] == m and (m == "no-shift" or r["label"] == clock[0]["label"])
+        }
+        less = [{"": r[fedclock.ACCURACY] - other[r["seed"]][fedclock.STEADY]} for r in clock if r["seed"] in other]
+        out[f"minus {m.replace('-', ' ')}"] = fedclock._mean(less, "", "+")
+    return out
+
+
 def main() -> None:
-    args = arguments(__doc__, out="", minutes=30.0, only="", methods="", labels="", seeds=0, data="", device="cpu")
+    args = arguments(
+        __doc__, out="", minutes=30.0, only="", methods="", labels="", seeds=0, data="", device="cpu", workers=1
+    )
     out = args.out or str(Path(RESULTS) / ("fedclock_more_quick.jsonl" if args.quick else "fedclock_more.jsonl"))
     cells = fedclock.chosen(plan_of(args), args)
     rows = run_cells(
         lambda _: cells,
         partial(work, quick=args.quick, data=args.data, device=args.device),
         out=out,
+        workers=0 if args.workers <= 1 else args.workers,
         limit=60 * args.minutes,
     )
     for name, lines in tables(rows).items():
         print(f"\n{name}")
-        report(f"fedclock_{name}", lines, note="one thread; accuracy and right branch in %, mean ± 95% over seeds")
+        mine = [r for r in rows if r["table"] == name and "error" not in r]
+        report(
+            f"fedclock_{name}",
+            lines,
+            cells=mine,
+            note="one thread; accuracy and right branch in %, mean ± 95% over seeds",
+        )
 
 
 if __name__ == "__main__":

@@ -31,25 +31,48 @@ def arguments(doc: str | None, **extra: Any) -> argparse.Namespace:
     return parser.parse_args()
 
 
-def report(name: str, rows: list[dict[str, Any]], *, note: str = "") -> None:
-    """Print the rows as a Markdown table and write them to results/NAME.json, quick ones to results/quick/."""
+def report(name: str, rows: list[dict[str, Any]], *, note: str = "", cells: Sequence[dict[str, Any]] = ()) -> None:
+    """Print the rows as a Markdown table and write them to results/NAME.json, quick ones to results/quick/.
+
+    Rows that sum up cells, which may be of other days and machines, are dated as these are.
+    """
     print(markdown(rows))
     if note:
         print(f"\n{note}")
     folder = RESULTS / "quick" if "--quick" in sys.argv else RESULTS  # the repository has results/ itself
     folder.mkdir(parents=True, exist_ok=True)
-    versions = {package: _version(package) for package in ("fedscape", "numpy", "scipy", "numba", "pyarrow", "torch")}
-    about = {"python": platform.python_version(), "machine": platform.machine(), **versions}
-    content = {"name": name, "command": shlex.join(sys.argv), **origin(), "versions": about, "rows": rows, "note": note}
+    content = {"name": name, "command": shlex.join(sys.argv), **origin_of(cells), "rows": rows, "note": note}
     (folder / f"{name}.json").write_text(json.dumps(content, indent=1, default=float) + "\n")
 
 
 def origin() -> dict[str, str]:
     """Where and when a result is made: the date, the commit ("+" if sources differ from it) and the machine."""
-    commit = _git("rev-parse", "--short", "HEAD") or "unknown"
+    commit = _git("rev-parse", "--short", "HEAD") or os.environ.get("COMMIT", "unknown")  # sources without a repository
     if _git("status", "--porcelain", "--untracked-files=no", "--", "src", str(Path(sys.argv[0]).resolve())):
         commit += "+"
     return {"date": datetime.now(UTC).date().isoformat(), "commit": commit, "machine": _machine()}
+
+
+def versions() -> dict[str, str]:
+    """Of python and the packages that results depend on."""
+    packages = ("fedscape", "numpy", "scipy", "numba", "pyarrow", "torch")
+    about = {"python": platform.python_version(), "machine": platform.machine()}
+    return about | {package: _version(package) for package in packages}
+
+
+def origin_of(cells: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """`origin` and `versions` as these cells say them, each different one once; those of now if there are no cells."""
+    if not cells:
+        return {**origin(), "versions": versions()}
+    parts = [cell.get("origin", {}) for cell in cells]
+    return {
+        **{what: _different([part.get(what, "unknown") for part in parts]) for what in ("date", "commit", "machine")},
+        "versions": {n: _different([part.get("versions", {}).get(n, "unknown") for part in parts]) for n in versions()},
+    }
+
+
+def _different(values: Sequence[str]) -> str:
+    return ", ".join(sorted(set(values)))
 
 
 def markdown(rows: list[dict[str, Any]]) -> str:

@@ -79,6 +79,12 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
             return f"{text} (`{path}`)"
         return f"[{text}]({posixpath.relpath(page_of, posixpath.dirname(at) or '.')}{anchor or ''})"
 
+    def drawn(image: re.Match[str]) -> str:
+        path = posixpath.normpath(posixpath.join(posixpath.dirname(real), image[2]))
+        return f"![{image[1]}]({posixpath.relpath(path, posixpath.dirname(at) or '.')})"
+
+    plots = r"!\[([^\]]*)\]\(((?:\.\./)+benchmarks/pages/plots/[^)\s]+)\)"
+    markdown = re.sub(plots, drawn, markdown) if real.startswith("docs/") else markdown
     return re.sub(r"(?<!!)\[([^\]\[]+)\]\(([^)#\s]*)(#[^)\s]*)?\)", moved, markdown)
 
 

@@ -17,7 +17,7 @@ from fedscape.core.computation import Computation, stable_name
 from fedscape.core.federation import Federation
 from fedscape.core.random import Key
 from fedscape.core.sampling import All, Sampler, in_parts
-from fedscape.core.validate import Collected, all_finite, check_whole, read_only
+from fedscape.core.validate import Collected, check_whole, not_finite, read_only
 from fedscape.errors import CheckpointError, DataError, EngineError, NotFinite, PrivacyError, TooFewClients
 from fedscape.types import Array, Arrays
 
@@ -342,13 +342,14 @@ def check_state(computation: Computation, state: Arrays, index: int) -> None:
     trainer = device_trainer(computation)
     if trainer is not None and trainer.known_finite(state):
         return
-    for name, values in state.items():
-        if not all_finite(values):
-            raise NotFinite(
-                f"round {index} of {type(computation).__name__}: {int((~np.isfinite(values)).sum())} of {values.size} "
-                f"numbers of the state {name!r} are NaN or infinite: look for them in the data, or take smaller steps; "
-                "the last finished round is unharmed"
-            )
+    name = not_finite(state)
+    if name is not None:
+        values = state[name]
+        raise NotFinite(
+            f"round {index} of {type(computation).__name__}: {int((~np.isfinite(values)).sum())} of {values.size} "
+            f"numbers of the state {name!r} are NaN or infinite: look for them in the data, or take smaller steps; "
+            "the last finished round is unharmed"
+        )
 
 
 def device_trainer(computation: Computation) -> Trainer | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -32,12 +33,24 @@ def all_finite(values: Array) -> bool:
     >>> all_finite(np.array([1e300, 1e300])), all_finite(np.array([1.0, np.nan]))
     (True, False)
     """
-    if values.dtype.kind != "f":
-        return True
-    flat = values.reshape(-1)
+    return not_finite({"": values}) is None
+
+
+def not_finite(arrays: Mapping[str, Array]) -> str | None:
+    """The name of the first array with NaN or infinity; None if there is none.
+
+    >>> not_finite({"a": np.array([1e300, 1e300]), "b": np.array([1.0, np.nan])})
+    'b'
+    """
     with np.errstate(over="ignore", invalid="ignore"):
-        quick = bool(np.isfinite(flat @ flat))  # several times as fast as a look at each
-    return quick or bool(np.isfinite(values).all())
+        for name, values in arrays.items():
+            if values.dtype.kind != "f":
+                continue
+            flat = values.reshape(-1)
+            quick = math.isfinite(flat @ flat)  # several times as fast as a look at each
+            if not (quick or bool(np.isfinite(values).all())):
+                return name
+    return None
 
 
 def check_categories(values: Array, n_categories: int, column: str) -> Array:

@@ -171,12 +171,14 @@ class Device:
         y = self.column(clients, self.local.target, rows)
         return y.to(self.local.dtype if y.dtype.is_floating_point else torch.int64)
 
-    def column(self, clients: Federation, name: str, rows: slice) -> Tensor:
-        """A column as it is stored, on the device; it must not be written to."""
+    def column(self, clients: Federation, name: str, rows: slice | Array) -> Tensor:
+        """These rows of a column as it is stored, on the device; they must not be written to."""
         columns, local = clients.columns, self.local
         if local.on_gpu and isinstance(columns, Gathered) and columns.source[name].nbytes <= RESIDENT:
             where = columns.rows if isinstance(columns.rows, slice) else self.sent(columns.rows)
-            return resident(columns.source[name], local.device)[where][rows]
+            return resident(columns.source[name], local.device)[where][
+                rows if isinstance(rows, slice) else self.sent(rows)
+            ]
         return shared(clients[name][rows]).to(local.device)
 
     def _weights(self, clients: Federation, rows: slice) -> Tensor | None:

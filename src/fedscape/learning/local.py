@@ -145,6 +145,7 @@ class LocalSGD:
     n_parameters: int = field(init=False)
     dtype: Any = field(init=False)
     embeds: bool = field(init=False)
+    outputs: int = field(init=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, nn.Module) and callable(self.model):
@@ -190,6 +191,7 @@ class LocalSGD:
             "n_parameters": sum(p.numel() for p in trained.values()),
             "dtype": next(iter(trained.values())).dtype,
             "embeds": any(isinstance(layer, nn.Embedding) for layer in self.model.modules()),
+            "outputs": ([m.out_features for m in self.model.modules() if hasattr(m, "out_features")] or [0])[-1],
         }
         for name, value in facts.items():
             object.__setattr__(self, name, value)

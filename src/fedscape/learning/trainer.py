@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
@@ -30,7 +30,7 @@ from fedscape.learning.loop import (
     summed,
 )
 from fedscape.learning.optimisers import Rates
-from fedscape.types import Array, Tensors
+from fedscape.types import Array, Tensor, Tensors
 
 Works = Iterator[tuple[Array, Work]]  # positions of clients, and the work of each group
 
@@ -137,6 +137,16 @@ class Trainer(Device):
             else:
                 moved = side_by_side(self, module, start, to, work, rates, still, drift, centre)
             return moved if weights is None else summed(moved, weights, each)
+
+    def outputs(self, params: Mapping[str, Tensor], rows: Tensor) -> Tensor:
+        """What the network with these parameters makes of rows as they are stored; in evaluation, without gradients."""
+        with self.on_device(), torch.no_grad(), self.borrowed() as module:
+            module.eval()
+            own = dict(module.named_parameters())
+            torch._foreach_copy_([own[n] for n in params], list(params.values()))
+            output: Tensor = module(self.local.inputs(rows))
+            module.train()
+        return output
 
     @contextmanager
     def on_device(self) -> Iterator[None]:

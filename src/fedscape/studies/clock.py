@@ -170,7 +170,7 @@ def _accuracy(method: Any, loop: Any, test: Federation, n: int, period: float) -
     marks, right = {n - 1 - int(period * i / 4) for i in range(4)}, []
     mean: Arrays = {}
     for r in loop:
-        mean = next_mean({**r.state, **(mean or first_mean(r.state))}, r.state, _INERTIA, r.index)
+        mean = next_mean(method.local, {**r.state, **(mean or first_mean(r.state))}, r.state, _INERTIA, r.index)
         if r.index in marks:
             states = (r.state, with_mean({**r.state, **mean}))
             right.append(

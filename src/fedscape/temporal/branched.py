@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple
 
@@ -144,9 +144,13 @@ class Branched(FedAvg):
         return (sums, kept) if kept else sums
 
     def update(self, state: Arrays, total: Arrays, key: Key) -> Arrays:
-        own = self.modes(0)
+        own = self.own_names(state)
         network = super().update({n: v for n, v in state.items() if n not in own}, total, key)
         return {**state, **network, **self.learn(state, total, key)}
+
+    def own_names(self, state: Arrays) -> Collection[str]:
+        """The names in a state of what `modes` makes."""
+        return self.modes(0)
 
     def measure(self, state: Arrays, clients: Federation) -> Arrays:
         loss, right = self.losses_and_hits(state, clients, unit="client")
@@ -226,6 +230,21 @@ class Branched(FedAvg):
                 parts_of_outputs += [] if output is None else [output.to(torch.float64)]
             module.train()
         return Seen(torch.cat(parts), torch.cat(parts_of_outputs) if outputs else None)
+
+    def outputs_of(
+        self, state: Arrays, clients: Federation, rows: Array | None = None, *, network: str = "model"
+    ) -> Tensor:
+        """Outputs of all branches for these (or all) rows under the `network` of the state: [rows, K, classes]."""
+        local, trainer = self.local, trainer_of(self._trainer)
+        device, number = trainer_of(local), clients.n_rows if rows is None else len(rows)
+        params = {n: device.tensor(f"{network}.{n}", state[f"{network}.{n}"]) for n in local.names}
+        many = _FEW if number <= _FEW else _at_once(local)
+
+        def part(begin: int) -> Tensor:
+            some = slice(begin, begin + many)
+            return device.column(clients, local.features, some if rows is None else rows[some])
+
+        return torch.cat([trainer.outputs(params, part(begin)) for begin in range(0, max(number, 1), many)])
 
     def branch_shares(self, evidence: Tensor, offsets: Tensor) -> Tensor:
         """One for the branch with the most evidence over the rows of a unit, zero for the others: [units, K]."""

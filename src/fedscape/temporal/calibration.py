@@ -9,7 +9,7 @@ import numpy as np
 
 from fedscape.types import Array, Arrays
 
-_FLOOR = 0.05  # least share of the scatter of clients that is left for a client with very many rows
+SHARE_LEFT = 0.05  # least share of the scatter of clients that is left for a client with very many rows
 _ABOVE = 0.2  # how far features must get from chance (0) to always right (1)
 _SMOOTH = 0.8  # the weight of earlier rounds in the modes' current shares
 _SLOW = 30.0  # clients of a round whose scores move those of all modes by half of the difference
@@ -106,8 +106,9 @@ def posterior(state: Arrays, scores: Array, rows: Array) -> Array:
     size = float(np.trace(scatter.sum(axis=0))) / (k * q)
     for n in np.unique(rows[rows > 0]) if size > 0 else ():
         added = state["score_rows"] * (1 / n - np.asarray(state["score_thin"]))[:, None, None]
-        values, vectors = np.linalg.eigh(scatter + added)
-        values = np.maximum(values, _FLOOR * size)  # [K, q]
+        whole = scatter + added
+        values, vectors = (whole[:, 0], np.ones_like(whole)) if q == 1 else np.linalg.eigh(whole)
+        values = np.maximum(values, SHARE_LEFT * size)  # [K, q]
         away = np.einsum("ukq,kqr->ukr", scores[rows == n][:, None, :] - means, vectors)
         logs = -0.5 * ((away**2 / values).sum(axis=2) + np.log(values).sum(axis=1))
         logs -= logs.max(axis=1, keepdims=True)

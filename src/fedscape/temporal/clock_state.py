@@ -13,6 +13,8 @@ from fedscape.types import Arrays
 if TYPE_CHECKING:
     from fedscape.temporal.fedclock import FedClock
 
+#: Names of FedClock's sums on the server begin so; those of the server's rule do not.
+OWN = tuple(f"server.{name}" for name in ("clue_", "round_", "score_", "feature_", "shares", "last"))
 _GROUPS = {
     "means": "feature_means",
     "mass": "server.feature_mass",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -27,26 +27,25 @@ from fedscape.temporal.calibration import (
     recent_shares,
 )
 from fedscape.temporal.clock_settings import check_bounded, check_settings
-from fedscape.temporal.clock_state import first_clock, groups_in, moments_in, scores_in, stored, stored_groups
-from fedscape.temporal.clues import fixed_features, label_roots, looked_at
+from fedscape.temporal.clock_state import OWN, first_clock, groups_in, moments_in, scores_in, stored, stored_groups
+from fedscape.temporal.clues import clues_of, fixed_features, fixed_means, looked_at, means_of
 from fedscape.temporal.covariates import Context, Covariates, Harmonics, Shares
 from fedscape.temporal.curves import Linear, Zones
 from fedscape.temporal.fedtem import small_example, three_branches, told
-from fedscape.temporal.gaussians import segment_means
-from fedscape.temporal.mean_network import first_mean, next_mean, with_mean
+from fedscape.temporal.mean_network import first_mean, has_mean, next_mean, with_mean
 from fedscape.temporal.priors import Prior, Soft, expected_shares, first_prior
 from fedscape.temporal.regression import (
     Moments,
     aligned,
     are_apart,
     contrast_noise,
-    discriminant,
-    pack,
+    metric_of,
+    packed_pairs,
     ridge_for,
     significance,
     unit_discriminant,
 )
-from fedscape.temporal.scores import FAR, FAR_PRIVATELY, scales_beside, score_statistics, unit_scores
+from fedscape.temporal.scores import FAR, FAR_PRIVATELY, branch_statistics, scales_beside, score_statistics, unit_scores
 from fedscape.types import Array, Arrays, Kept, Tensor
 
 if TYPE_CHECKING:
@@ -181,10 +180,9 @@ class FedClock(Branched):
     @property
     def n_classes(self) -> int:
         """Number of classes."""
-        sizes = [layer.out_features for layer in self.local.model.modules() if hasattr(layer, "out_features")]
-        if self.classes is None and not sizes:
+        if self.classes is None and not self.local.outputs:
             raise DataError("the network has no linear layer to count classes by: say classes=")
-        return int(self.classes or sizes[-1])
+        return int(self.classes or self.local.outputs)
 
     @property
     def by_branches(self) -> bool:
@@ -215,6 +213,9 @@ class FedClock(Branched):
     def modes(self, seed: int) -> Arrays:
         return {**first_clock(self), **first_prior(self.n_modes)}
 
+    def own_names(self, state: Arrays) -> Collection[str]:
+        return [n for n in state if n.startswith(OWN) or not n.startswith(("model.", "mean.", "server."))]
+
     # -- clients -------------------------------------------------------------------------------------------------------
 
     def start(self, seed: int) -> Arrays:
@@ -223,19 +224,24 @@ class FedClock(Branched):
 
     def update(self, state: Arrays, total: Arrays, key: Key) -> Arrays:
         after = super().update(state, total, key)
-        return {**after, **next_mean(state, after, self.inertia, key.round)}
+        return {**after, **next_mean(self.local, state, after, self.inertia, key.round)}
 
     def see(self, state: Arrays, clients: Federation, *, outputs: bool = False) -> Seen:
         """What tells modes of rows apart, under the mean network: its features, fixed ones, its branches' log-odds."""
-        state = with_mean(state)
-        parts, all_outputs = [], None
+        if self.by_branches:
+            branches = self._branches(state, clients).to(torch.float64)
+            return Seen(branch_evidence(branches), branches)
+        state, parts, all_outputs = with_mean(state), [], None
         if outputs or self.features != "fixed":
-            features, all_outputs = super().see(state, clients, outputs=outputs or self.by_branches)
+            features, all_outputs = super().see(state, clients, outputs=outputs)
             parts += [features] if self.features in ("network", "both") else []
         if self.features in ("fixed", "both"):
             parts.append(fixed_features(self.local, clients, self.projections))
-        parts += [branch_evidence(all_outputs)] if self.by_branches else []
         return Seen(torch.cat(parts, dim=1), all_outputs)
+
+    def _branches(self, state: Arrays, clients: Federation, rows: Array | None = None) -> Tensor:
+        """Outputs of the branches of the mean network for these (or all) rows."""
+        return self.outputs_of(state, clients, rows, network="mean" if has_mean(state) else "model")
 
     def _scores(self, state: Arrays, features: Tensor) -> Tensor:
         """The scores of rows by which modes are told apart: [rows, K - 1]."""
@@ -247,49 +253,42 @@ class FedClock(Branched):
     def _far(self) -> float:
         return FAR_PRIVATELY if self.noise > 0 else FAR
 
-    def _means(self, clients: Federation) -> Array | None:
-        """Mean fixed features of each client, if they are regressed."""
-        if self.n_features == 0:
-            return None
-        looked = clients.where(looked_at(clients, 0.0, self.rows)[0])
-        features = fixed_features(self.local, looked, self.projections)
-        return np.asarray(segment_means(features, self.offsets(looked)).cpu())
-
     def prepare_round(self, state: Arrays, clients: Federation, key: Key) -> tuple[Array, Kept, Arrays]:
         k, some, branching = self.n_modes, clients.sizes > 0, state["branching"] > 0
         read, held = looked_at(clients, self.held if self.by_branches else 0.0, self.rows)
-        looked = clients.where(read)
-        features, offsets = self.see(state, looked).features, self.offsets(looked)
-        means = self._means(clients) if self.by_branches else segment_means(features, offsets).cpu().numpy()
-        parts = [] if self.by == "features" else [label_roots(clients, self.local.target, self.n_classes)]
-        clues = np.concatenate(parts if self.by == "labels" else [*parts, means], axis=1)
+        offsets = np.append(0, np.cumsum(read))[clients.offsets]
+        if self.by_branches:
+            output = self._branches(state, clients, np.flatnonzero(read))
+            means = fixed_means(self.local, clients, self.n_features, self.rows)
+        else:
+            output = self.see(state, clients.where(read)).features
+            means = means_of(output, offsets)
+        dtype = np.dtype(str(self.local.dtype).removeprefix("torch."))
+        clues, pairs = clues_of(self.by, clients, means, self.local.target, self.n_classes, dtype)
         mode = (clues @ state["clue_weights"].T + state["clue_offsets"]).round(9).argmax(axis=1)  # ties: the first
         near = np.eye(k)[mode] * some[:, None]
-        sent = {
-            "present": some,
-            "clues": clues,
-            "clue_pairs": pack(clues[:, :, None] * clues[:, None, :]),
-            "near": near,
-            **score_statistics(state, self._scores(state, features), offsets, near, self._far),
-        }
+        if self.by_branches:
+            scores = branch_statistics(state, output, offsets, near, self._far)
+        else:
+            scores = score_statistics(state, self._scores(state, output).cpu().numpy(), offsets, near, self._far)
+        sent = {"present": some, "clues": clues, "clue_pairs": pairs, "near": near, **scores}
         if not self.by_branches:
             away = (means - state["feature_means"][mode]) * some[:, None]
             sent["away"] = near[:, :, None] * away[:, None, :]
-            sent["away_pairs"] = pack(away[:, :, None] * away[:, None, :])
+            sent["away_pairs"] = packed_pairs(away)
         trained = ~held[:, None]
         own = near[clients.client_of_row] * trained
         weights = own if branching else trained * np.full(k, 1 / k)
         if self.by_branches and state["trusted"] > 0:
             weights = contrast_targets(weights, own, state["mode_shares"], self.contrast)
-        dtype = np.dtype(str(self.local.dtype).removeprefix("torch."))
         return weights, {}, {name: np.asarray(values, dtype=dtype) for name, values in sent.items()}
 
     def _shares_of_units(self, state: Arrays, rows: Seen, clients: Federation, unit: str, batch: int) -> Tensor:
-        ends = self.offsets_of_units(clients, unit, batch)
-        sizes = ends.diff().cpu().numpy()
+        ends = self.offsets_of_units(clients, unit, batch).cpu().numpy()
+        sizes = np.diff(ends)
         chances = np.full((len(sizes), self.n_modes), 1 / self.n_modes)
         if state["branching"] > 0:
-            scores = unit_scores(self._scores(state, rows.features), ends, self._far).means
+            scores = unit_scores(self._scores(state, rows.features).cpu().numpy(), ends, self._far).means
             chances = abstaining(posterior(state, scores, sizes), self.abstain)
         return self.double(np.repeat(chances, sizes, axis=0))
 
@@ -325,7 +324,7 @@ class FedClock(Branched):
         memory = 1.0 if self.by == "labels" or self.features == "fixed" else self.memory
         mean = total["clues"] / count
         clues = moments_in(state, "server.clue_").plus(a, count, total["clues"], total["clue_pairs"], memory)
-        by_round = moments_in(state, "server.round_").plus(a, 1.0, mean, pack(np.outer(mean, mean)), memory)
+        by_round = moments_in(state, "server.round_").plus(a, 1.0, mean, packed_pairs(mean), memory)
         n = memory * float(state["server.clue_count"]) + count
         constant = self.covariates.constant
         return {
@@ -338,8 +337,9 @@ class FedClock(Branched):
 
     def _solved(self, state: Arrays, clues: Moments, by_round: Moments, n: float) -> Arrays:
         """The discriminant of the regression, and whether it is significant."""
-        coefficients, scatter = clues.coefficients(), clues.residual(n)
-        metric = discriminant(np.eye(len(scatter)), scatter, ridge=ridge_for(self.ridge, n, len(scatter))).weights
+        coefficients = clues.coefficients()
+        scatter = clues.residual(n, coefficients)
+        metric = metric_of(scatter, ridge_for(self.ridge, n, len(scatter)))
         loadings = self.covariates.loadings(coefficients, (metric + metric.T) / 2, clues.gram, self.n_modes)
         if not isinstance(self.covariates, Shares):
             loadings = loadings[aligned(loadings @ coefficients, state["clue_weights"], state["clue_offsets"])]

@@ -31,6 +31,16 @@ def pack(pairs: Array) -> Array:
     return np.asarray(pairs[..., rows, columns])
 
 
+def packed_pairs(rows: Array) -> Array:
+    """`pack` of the products of each row [..., d] with itself.
+
+    >>> packed_pairs(np.array([1.0, 2.0])).tolist()
+    [1.0, 2.0, 4.0]
+    """
+    first, second = _triangle(rows.shape[-1])
+    return np.asarray(rows.take(first, axis=-1) * rows.take(second, axis=-1))
+
+
 def unpack(packed: Array) -> Array:
     """The symmetric matrix with this upper triangle: [d, d].
 
@@ -75,9 +85,9 @@ class Moments(NamedTuple):
         """The least-squares coefficients [p, d]; the minimum-norm solution if the covariates do not span yet."""
         return np.asarray(_inverse(self.gram) @ self.cross)
 
-    def residual(self, count: float) -> Array:
+    def residual(self, count: float, coefficients: Array | None = None) -> Array:
         """Residual scatter of clients after the regression, [d, d]; positive semi-definite despite noise."""
-        explained = self.cross.T @ _inverse(self.gram) @ self.cross
+        explained = self.cross.T @ (self.coefficients() if coefficients is None else coefficients)
         return nonnegative((unpack(self.pairs) - explained) / max(count, _TINY))
 
 
@@ -144,16 +154,32 @@ def discriminant(means: Array, scatter: Array, *, ridge: float = 0.0) -> Discrim
     >>> discriminant(np.array([[1.0, 0.0], [-1.0, 0.0]]), np.eye(2)).weights.tolist()
     [[1.0, 0.0], [-1.0, 0.0]]
     """
-    variances = np.maximum(np.diag(scatter), 0.0)
-    some = variances > 1e-14 * max(float(variances.max(initial=0.0)), _TINY)
-    weights = np.zeros_like(means)
-    if some.any():
-        more = ridge * (variances[some] + np.median(variances[some]))
-        sd = np.sqrt(variances[some] + more)
-        unit = (scatter[np.ix_(some, some)] + np.diag(more)) / np.outer(sd, sd)
-        right = (means[:, some] / sd).T
-        weights[:, some] = (np.linalg.solve(unit, right) if ridge > 0 else _inverse(unit) @ right).T / sd
+    weights = means @ metric_of(scatter, ridge)
     return Discriminant(weights, -0.5 * (weights * means).sum(axis=1))
+
+
+def metric_of(scatter: Array, ridge: float = 0.0) -> Array:
+    """The inverse of the scatter plus ridge, [d, d], zero for constant statistics.
+
+    >>> metric_of(np.diag([1.0, 4.0, 0.0])).tolist()
+    [[1.0, 0.0, 0.0], [0.0, 0.25, 0.0], [0.0, 0.0, 0.0]]
+    """
+    variances = np.maximum(np.diag(scatter), 0.0)
+    some = np.flatnonzero(variances > 1e-14 * max(float(variances.max(initial=0.0)), _TINY))
+    if len(some) == 0:
+        return np.zeros_like(scatter)
+    own = variances[some]
+    more = ridge * (own + np.median(own))
+    inverse_sd = 1 / np.sqrt(own + more)
+    unit = (scatter if len(some) == len(scatter) else scatter[np.ix_(some, some)]) * inverse_sd * inverse_sd[:, None]
+    unit[np.diag_indices(len(some))] = 1.0  # its own variance and the ridge, in units of both
+    metric = np.linalg.inv(unit) if ridge > 0 else _inverse(unit)
+    metric *= inverse_sd * inverse_sd[:, None]
+    if len(some) == len(scatter):
+        return np.asarray(metric)
+    whole = np.zeros_like(scatter)
+    whole[np.ix_(some, some)] = metric
+    return whole
 
 
 def ridge_for(ridge: float, n: float, d: int) -> float:
@@ -262,7 +288,7 @@ def are_apart(means: Array, metric: Array, noise: Array) -> bool:
     True
     """
     apart = means[:, None] - means[None]
-    distance = np.einsum("kjd,de,kje->kj", apart, metric, apart)
+    distance = (apart @ metric * apart).sum(axis=2)
     expected = noise * np.count_nonzero(np.diag(metric))
     other = ~np.eye(len(means), dtype=bool)
     return bool((distance[other] > np.maximum(2 * expected[other], 1e-9)).all())

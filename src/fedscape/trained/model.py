@@ -57,9 +57,21 @@ def _without_prior(kind: Callable[..., Any]) -> Maker:
     return make
 
 
+def _clock(local: LocalSGD, settings: Mapping[str, Any], state: Mapping[str, Array]) -> FedClock:
+    """FedClock from a file. Files of before lack the noise of a private one, without which it would predict otherwise.
+
+    Under privacy, and only there, all modes have one scatter.
+    """
+    scatter = np.asarray(state["score_scatter"])
+    if "noise" not in settings and state["branching"] > 0 and (scatter == scatter[:1]).all():
+        raise DataError("it was trained privately by a version that did not store the noise: train it again")
+    return FedClock(local, None, **settings)
+
+
 _ALL_MAKERS: dict[str, Maker] = {
     **MAKERS,
-    **{kind.__name__: _without_prior(kind) for kind in (FedClock, FedTEM, FedTEMBySums, FedTKM)},
+    **{kind.__name__: _without_prior(kind) for kind in (FedTEM, FedTEMBySums, FedTKM)},
+    "FedClock": _clock,
     **{kind.__name__: with_settings(kind) for kind in (SemiCyclic, MinLoss, NearestCentre)},
 }
 

@@ -29,8 +29,9 @@ from fedscape.temporal import (
     evaluate,
     parse_prior,
 )
+from fedscape.temporal.branched import Branched
 from fedscape.temporal.calibration import ScoreSums, posterior
-from fedscape.temporal.clues import label_roots, looked_at, projected
+from fedscape.temporal.clues import label_products, label_roots, looked_at, projected
 from fedscape.temporal.covariates import Context, Shares
 from fedscape.temporal.regression import (
     Groups,
@@ -39,11 +40,12 @@ from fedscape.temporal.regression import (
     discriminant,
     nonnegative,
     pack,
+    packed_pairs,
     significance,
     tail_of_f,
     unpack,
 )
-from fedscape.temporal.scores import unit_scores
+from fedscape.temporal.scores import branch_statistics, score_statistics, unit_scores
 
 
 def population(n: int = 80, rows: int = 12, *, seed: int = 0, apart: float = 3.0, labels: bool = True):
@@ -347,7 +349,7 @@ def test_the_cut_follows_a_shift_of_all_scores_while_one_mode_is_away():
 
 def test_scores_are_cut_farther_out_where_no_noise_grows_with_it():
     """Sure scores still show that the network moved all of them."""
-    each, ends = torch.full((3, 1), 9.0, dtype=torch.float64), torch.tensor([0, 3])
+    each, ends = np.full((3, 1), 9.0), np.array([0, 3])
     assert unit_scores(each, ends).means.item() == 9.0
     fed, _ = population(6, 4)
     sent = []
@@ -574,3 +576,55 @@ def test_the_regression_adds_every_round_and_is_solved_every_fourth():
     coefficients = Moments(*(states[8][f"server.clue_{n}"] for n in Moments._fields)).coefficients()
     offsets = -0.5 * (states[8]["clue_weights"] * coefficients).sum(axis=1)  # of shares the modes are the coefficients
     np.testing.assert_allclose(states[8]["clue_offsets"], offsets)
+
+
+def law_of(rng, k):
+    """A distribution of the scores of k modes, as the state has it."""
+    roots = {n: rng.normal(size=(k, k - 1, k - 1)) for n in ("score_scatter", "score_rows")}
+    law = {n: root @ root.swapaxes(1, 2) for n, root in roots.items()}
+    return {**law, "score_means": 3 * rng.normal(size=(k, k - 1)), "score_thin": rng.uniform(0, 1, k)}
+
+
+@pytest.mark.parametrize("k", [2, 3])
+@pytest.mark.parametrize("far", [12.0, 0.5])
+def test_statistics_of_branches_are_those_of_their_log_odds(k, far):
+    rng = np.random.default_rng(k)
+    outputs, offsets = torch.from_numpy(4 * rng.normal(size=(14, k, 5))), np.array([0, 3, 3, 4, 10, 14])
+    near = np.eye(k)[rng.integers(0, k, 5)] * np.array([1, 0, 1, 1, 1])[:, None]
+    each = branch_evidence(outputs).numpy()
+    for law in (law_of(rng, k), {n: 0 * v for n, v in law_of(rng, k).items()}):
+        plain = score_statistics(law, each, offsets, near, far)
+        quick = branch_statistics(law, outputs, offsets, near, far)
+        assert list(plain) == list(quick)
+        for name, values in plain.items():
+            np.testing.assert_allclose(quick[name], values, rtol=0, atol=1e-12, err_msg=name)
+
+
+def test_products_of_label_shares_are_those_of_their_square_roots():
+    rng = np.random.default_rng(0)
+    fed = Federation({"y": rng.integers(0, 6, 20)}, [0, 5, 5, 6, 20])
+    roots, pairs = label_products(fed, "y", 7, np.dtype(float))
+    np.testing.assert_allclose(roots, label_roots(fed, "y", 7), rtol=1e-15)
+    np.testing.assert_allclose(pairs, pack(roots[:, :, None] * roots[:, None, :]), rtol=1e-15)
+    np.testing.assert_array_equal(packed_pairs(roots), pack(roots[:, :, None] * roots[:, None, :]))
+    with pytest.raises(DataError, match="must hold classes 0 to 2, not 0 to 5"):
+        label_products(fed, "y", 3, np.dtype(float))
+
+
+def test_names_of_what_the_server_learns_are_those_that_it_began_with():
+    for method, _ in FedClock.examples():
+        state = method.start(0)
+        assert set(method.own_names(state)) == set(method.modes(0))
+
+
+def test_branches_are_asked_without_the_module_where_they_are_a_stack():
+    """Outputs by hand are those of the network; of the rows asked for, and of all."""
+    fed, _ = population(6, 4)
+    for method in (FedClock(training(), Linear(16)), FedClock(replace(training(), strategy="sequential"), Linear(16))):
+        state, rows = method.start(0), np.array([3, 0, 7])
+        whole = Branched.see(method, state, fed, outputs=True).outputs
+        asked = method.outputs_of(state, fed)
+        np.testing.assert_allclose(asked.numpy(), whole.numpy(), rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(method.outputs_of(state, fed, rows).numpy(), asked[rows].numpy(), atol=1e-6)
+        again = method.outputs_of({n: v for n, v in state.items() if not n.startswith("model.")}, fed, network="mean")
+        np.testing.assert_array_equal(again.numpy(), asked.numpy())

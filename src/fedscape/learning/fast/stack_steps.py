@@ -6,10 +6,12 @@ it is a handful of batched products.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+import math
+from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
 import torch
+from torch.nn.functional import linear
 
 from fedscape.learning.fast.branch_stacks import Joined, apart, branch_gradient, joined
 from fedscape.learning.layers import Standardise
@@ -263,6 +265,22 @@ def all_steps(
                 if momentum > 0:
                     value.sub_(memory)
             grad = down if pulled is None or k < last else down.add_(pulled)
+
+
+def outputs_of_branches(stack: Stack, params: Mapping[str, Tensor], x: Tensor, dtype: torch.dtype) -> Tensor | None:
+    """What a MultiBranch with these parameters makes of rows, [rows, K, out]; None for a stack or rows that differ."""
+    layers, whole = stack.layers, math.prod(x.shape[1:]) == stack.layers[0].inputs
+    fits = stack.standard is None or stack.standard.mean.shape == x.shape[1:]
+    if stack.loss != "branches" or not (whole and fits and (x.ndim == 2 or (x.ndim > 2 and stack.flattens))):
+        return None
+    of, last = dict(stack.joined), layers[-1]
+    with torch.no_grad():
+        a = stack.inputs(x.reshape(len(x), layers[0].inputs), dtype)
+        for layer in layers[:-1]:
+            a = activated(linear(a, params[layer.weight], params[layer.bias] if layer.bias else None), layer.activation)
+        biases = [params[n] for n in of[last.bias]] if last.bias else [None] * stack.branches
+        each = [linear(a, params[n], bias) for n, bias in zip(of[last.weight], biases, strict=True)]
+        return activated(torch.stack(each, dim=1), last.activation)
 
 
 def run_steps(

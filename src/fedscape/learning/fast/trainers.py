@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from fedscape.learning.fast.fused import FusedTrainer
 from fedscape.learning.fast.products import ProductConv2d, stands_for_product
 from fedscape.learning.fast.program import Program, compiles
 from fedscape.learning.fast.recording import records
-from fedscape.learning.fast.stack_steps import Stack
+from fedscape.learning.fast.stack_steps import Stack, outputs_of_branches
 from fedscape.learning.fast.stacks import checked_stack, train_stack
 from fedscape.learning.layers import Centre, Module, is_plain, trainable_copy
 from fedscape.learning.local import LocalSGD
@@ -23,7 +23,7 @@ from fedscape.learning.loop import Look, each_start, known_classes, no_random_op
 from fedscape.learning.optimisers import Rates, StopRows
 from fedscape.learning.programs import keep_programs
 from fedscape.learning.trainer import Draws, Trainer
-from fedscape.types import Array, Tensors
+from fedscape.types import Array, Tensor, Tensors
 
 _COMPILING = threading.Lock()  # torch compiles one function at a time, and a GPU takes its work from one thread as well
 
@@ -53,6 +53,7 @@ class StackTrainer(FusedTrainer):
     def __init__(self, local: LocalSGD, stack: Stack) -> None:
         super().__init__(local)
         self.stack = stack
+        self.frozen = [n for n, p in local.model.named_parameters() if not p.requires_grad]
 
     @property
     def strategy(self) -> str:
@@ -109,6 +110,11 @@ class StackTrainer(FusedTrainer):
                 look=look,
             )
         return summed(moved, weights, each) if several and weights is not None else moved
+
+    def outputs(self, params: Mapping[str, Tensor], rows: Tensor) -> Tensor:
+        fixed = {n: self.local.model.get_parameter(n).detach() for n in self.frozen}
+        quick = outputs_of_branches(self.stack, {**fixed, **params}, rows, self.local.dtype)
+        return super().outputs(params, rows) if quick is None else quick
 
 
 class ProgramTrainer(Trainer):
