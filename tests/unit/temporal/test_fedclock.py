@@ -628,3 +628,17 @@ def test_branches_are_asked_without_the_module_where_they_are_a_stack():
         np.testing.assert_allclose(method.outputs_of(state, fed, rows).numpy(), asked[rows].numpy(), atol=1e-6)
         again = method.outputs_of({n: v for n, v in state.items() if not n.startswith("model.")}, fed, network="mean")
         np.testing.assert_array_equal(again.numpy(), asked.numpy())
+
+
+@pytest.mark.parametrize(
+    ("how", "ages"),
+    [({}, False), ({"by": "features"}, False), ({"by": "both"}, False), ({"by": "both", "features": "fixed"}, False),
+     ({"by": "features", "features": "network"}, True), ({"by": "labels", "features": "network"}, False)],
+)  # fmt: skip
+def test_what_does_not_change_with_the_network_never_ages(how, ages):
+    """The clock's regression remembers every round, where no feature of the network is in it."""
+    fed, modes = population(20, 4)
+    method = FedClock(training(), Linear(8), memory=0.9, **how)
+    *_, r = rounds(method, fed, n_rounds=20, sampler=Shifting(modes, Linear(8), 6), measure=0)
+    assert (r.state["rounds"] < 10) == ages
+    assert ages or r.state["rounds"] == pytest.approx(20)
