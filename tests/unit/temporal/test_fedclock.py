@@ -44,6 +44,7 @@ from fedscape.temporal.regression import (
     significance,
     tail_of_f,
     unpack,
+    vertices,
 )
 from fedscape.temporal.scores import branch_statistics, score_statistics, unit_scores
 
@@ -642,3 +643,11 @@ def test_what_does_not_change_with_the_network_never_ages(how, ages):
     *_, r = rounds(method, fed, n_rounds=20, sampler=Shifting(modes, Linear(8), 6), measure=0)
     assert (r.state["rounds"] < 10) == ages
     assert ages or r.state["rounds"] == pytest.approx(20)
+
+
+def test_ends_of_a_path_that_are_equally_far_come_in_the_order_of_the_path():
+    """Rounding, which differs from engine to engine, does not choose the first mode."""
+    points = np.array([[1.0, 0.0], [0.0, 0.3], [-1.0, 0.0], [0.0, -0.3]])
+    for a, b in ((0.0, 1e-9), (1e-9, 0.0)):
+        moved = points + np.array([[a, 0], [0, 0], [-b, 0], [0, 0]])
+        assert vertices(moved, 2).tolist() == [0, 2]
