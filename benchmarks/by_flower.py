@@ -17,9 +17,9 @@ from fedscape.learning import LocalSGD, evaluate
 
 
 @functools.lru_cache(maxsize=1)
-def loaded(path: str) -> dict[str, torch.Tensor]:
+def loaded(path: str, device: str) -> dict[str, torch.Tensor]:
     with np.load(path) as data:
-        return {name: torch.from_numpy(data[name]) for name in data.files}
+        return {name: torch.from_numpy(data[name]).to(device) for name in data.files}
 
 
 def client_app(path: str, local: LocalSGD) -> Any:
@@ -31,24 +31,28 @@ def client_app(path: str, local: LocalSGD) -> Any:
     @app.train()  # type: ignore[untyped-decorator]
     def train(message: Message, context: Context) -> Message:
         torch.set_num_threads(1)
-        data, place = loaded(path), int(context.node_config["partition-id"])
+        data, place = loaded(path, local.device), int(context.node_config["partition-id"])
         rows = np.arange(int(data["offsets"][place]), int(data["offsets"][place + 1]))
-        model = local.model
+        model = local.model.to(local.device)
         model.load_state_dict(message.content["model"].to_torch_state_dict())
         optimiser = torch.optim.SGD(model.parameters(), lr=local.lr)
         np.random.default_rng(place).shuffle(rows)
         for begin in range(0, len(rows), local.batch_size):
-            batch = torch.from_numpy(rows[begin : begin + local.batch_size])
+            batch = torch.from_numpy(rows[begin : begin + local.batch_size]).to(local.device)
             optimiser.zero_grad()
             torch.nn.functional.cross_entropy(model(data["x"][batch]), data["y"][batch]).backward()
             optimiser.step()
-        return Message(RecordDict({"model": ArrayRecord(model.state_dict())}), reply_to=message)
+        state = {name: values.cpu() for name, values in model.state_dict().items()}
+        return Message(RecordDict({"model": ArrayRecord(state)}), reply_to=message)
 
     return app
 
 
 def by_flower(local: LocalSGD, fed: Federation, n_rounds: int, threads: int) -> tuple[list[float], float]:
-    """Seconds of each round, and the accuracy at the end on the clients' rows; one client on each of the threads."""
+    """Seconds of each round, and the accuracy at the end on the clients' rows; one client on each of the threads.
+
+    On a GPU the threads, which are processes of Flower's, share it.
+    """
     os.environ.update(FLWR_TELEMETRY_ENABLED="0", FLWR_DISABLE_UPDATE_CHECK="1")
     from flwr.app import ArrayRecord, Context, Message, RecordDict
     from flwr.serverapp import Grid, ServerApp
@@ -74,7 +78,11 @@ def by_flower(local: LocalSGD, fed: Federation, n_rounds: int, threads: int) -> 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "clients.npz"
         np.savez(path, x=fed["x"], y=fed["y"], offsets=fed.offsets)
-        options = {"client_resources": {"num_cpus": 1.0}, "init_args": {"num_cpus": threads}}
+        share = {"num_gpus": 1.0 / threads} if local.on_gpu else {}
+        options = {
+            "client_resources": {"num_cpus": 1.0, **share},
+            "init_args": {"num_cpus": threads, **({"num_gpus": 1} if share else {})},
+        }
         run_simulation(server, client_app(str(path), local), len(fed), backend_config=options)
     state = {f"model.{n}": p.numpy() for n, p in weights.items()}
     return times, evaluate(local, state, fed).summary()["accuracy_pooled"]

@@ -1,12 +1,13 @@
-"""What does a round of training cost on a GPU, how far is that from what the machine could do, and does it still learn?
+"""What does a round of training cost on a GPU, and how far is that from what the machine could do?
 
-`--only` takes rounds (seconds a round of six networks, by strategy and precision, with the bytes and operations that
-cannot be avoided and the time they would take), long (1,500 rounds on CIFAR-10: seconds and accuracy), accuracy (the
-same for several seeds, 500 rounds, no times), sweep (36 settings as one run against one), peers (pfl-research) or
-profile (the longest kernels); `--task` names networks of rounds or the cohort of a sweep, `--products` a precision,
-`--strategy` a strategy.
-CIFAR-10 is JPEG-compressed here; random images stand in where there is none. Every row is printed and written as it
-comes, also to the file `--out`, whose rows of earlier runs are reported too.
+`--only` takes rounds (milliseconds a round of six networks, by strategy and precision, with the operations and bytes
+that their layers need and the time in which the machine could do them), first (seconds of the first round in a new
+process, by `--products tf32,bf16`), long (1,500 rounds on CIFAR-10: seconds and accuracy), sweep (36 settings as one
+run against one), peers (pfl-research and Flower's simulation) or profile (the longest kernels); `--task` names networks
+of rounds or the cohort of a sweep, `--products` a precision, `--strategy` a strategy. `--first` is a file that
+`--only first --out` made, for a column of rounds. CIFAR-10 is JPEG-compressed here; random images stand in where there
+is none. Every row is printed and written as it comes, also to the file `--out`, whose rows of earlier runs are reported
+too. `precision.py` has the accuracy of shorter numbers.
 """
 
 from __future__ import annotations
@@ -15,46 +16,39 @@ import json
 import statistics
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 import fedscape as fs
+from by_flower import by_flower
 from fedscape.learning import Adapted, FedAvg, LocalSGD, cross_entropy, evaluate, grid, models, sweep
-from table import RESULTS, arguments, report
+from table import arguments, report_each
 from training_gpu import cifar
 from training_speed import by_pfl
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
-WAYS = [
-    *(("sequential", "exact"), ("vmap", "exact")),
-    *((strategy, products) for strategy in ("recorded", "compiled") for products in ("exact", "tf32", "bf16")),
-]
-
-
 FAST = ("recorded", "compiled")
+PRECISIONS = ("bf16", "tf32", "exact")
+#: What most rows are about comes first: a run may be stopped.
+WAYS = [("recorded", "bf16"), ("recorded", "tf32"), ("sequential", "exact"), ("recorded", "exact")]
+MORE = [("vmap", "exact"), *(("compiled", precision) for precision in PRECISIONS[1:])]  # of the first network alone
+SQUARES = (8192, 16384) if CUDA else (64,)
 
 
 def main() -> None:
-    args = arguments(__doc__, only="rounds", task="", products="", strategy="", out="", seeds=3, repeats=80)
-    run = {"rounds": round_times, "long": long_runs, "accuracy": accuracies, "sweep": sweeps, "peers": peers,
+    args = arguments(__doc__, only="rounds", task="", products="", strategy="", out="", first="", repeats=80)
+    run = {"rounds": round_times, "first": first_rounds, "long": long_runs, "sweep": sweeps, "peers": peers,
            "profile": profiles}[args.only]  # fmt: skip
-    lines = []
-    for line in run(args):
-        print({k: round(v, 4) if isinstance(v, float) else v for k, v in line.items()}, flush=True)
-        lines.append(line)
-        if args.out:
-            with open(args.out, "a") as file:
-                file.write(json.dumps(line) + "\n")
-    if args.out:  # with those of earlier runs
-        lines = [json.loads(line) for line in Path(args.out).read_text().splitlines()]
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    report(f"gpu_{args.only}", lines, note=f"{torch.cuda.get_device_name() if CUDA else 'no GPU'}, {torch.__version__}")
+    note = f"{torch.cuda.get_device_name() if CUDA else 'no GPU'}, torch {torch.__version__}"
+    report_each(f"gpu_{args.only}", run(args), note=note, out=args.out)
 
 
 def tasks(quick: bool) -> dict[str, tuple[fs.Federation, Any, int, int]]:
@@ -82,63 +76,88 @@ def adapted() -> Any:
 
 
 def least(local: LocalSGD, fed: fs.Federation, cohort: int, precision: str) -> tuple[float, float]:
-    """Bytes and multiply-adds (as two operations) that a round cannot do without.
+    """Bytes and operations (a multiply-add is two) of the products of a round, each layer being one pass.
 
-    Weights, each step: read forward, read for the gradient of the inputs, read and written by the update; once more
-    written at the start and read at the end. Activations: what layers with weights take in and give, written and read
-    once forward and once backward. Operations: three products of the same size for each layer with weights.
+    Weights that are trained, each step: read forward, read for the gradient of the inputs, read and written by the
+    update; once more written at the start and read at the end. Frozen ones are read forward and for the gradient of the
+    inputs, once a step for all clients. Activations of layers with weights: inputs read and outputs written forward,
+    gradients of outputs and inputs read backward and those of the inputs written. What needs no gradient is left out.
+    Norms, pools and the like are thought of as parts of the layers before them.
     """
     steps, batch = int(local.timing.all_steps(fed.sizes[:1])[0]), local.batch_size
-    seen = {"activations": 0, "operations": 0}
+    moved, products, backward = 0, 0, 0
 
     def look(layer: Any, given: Any, made: torch.Tensor) -> None:
-        weight = layer.weight
-        seen["activations"] += given[0].numel() + made.numel()
-        rows = made.numel() // weight.shape[0]
-        seen["operations"] += 2 * rows * weight.numel()
+        nonlocal moved, products, backward
+        trained, passed = layer.weight.requires_grad, given[0].requires_grad
+        inputs, outputs = given[0].numel(), made.numel()
+        moved += inputs + outputs + outputs * (trained or passed) + inputs * (trained + passed)
+        product = 2 * (outputs // layer.weight.shape[0]) * layer.weight.numel()
+        products += product
+        backward += product * (trained + passed)
 
-    kinds = (torch.nn.Conv2d, torch.nn.Linear)
-    hooks = [m.register_forward_hook(look) for m in local.model.modules() if isinstance(m, kinds)]
-    with torch.no_grad():
-        local.model.cpu()(local.inputs(torch.from_numpy(fed["x"][:batch])))
+    model = local.model.cpu()
+    layers = [m for m in model.modules() if isinstance(m, torch.nn.Conv2d | torch.nn.Linear)]
+    hooks = [m.register_forward_hook(look) for m in layers]
+    with FlopCounterMode(display=False) as counter:
+        model(local.inputs(torch.tensor(fed["x"][:batch])))
     for hook in hooks:
         hook.remove()
+    others = counter.get_total_flops() - products  # of attention and adapters: two operands, each with a gradient
     width = 2 if precision == "bf16" else 4
+    frozen = sum(p.numel() for p in model.parameters()) - local.n_parameters
     weights = 4 * local.n_parameters * (4 * steps + 2)
-    return cohort * (weights + steps * 4 * width * seen["activations"]), cohort * steps * 3 * float(seen["operations"])
+    size = cohort * (weights + steps * width * moved) + 2 * steps * width * frozen
+    return size, float(cohort * steps * (products + backward + 3 * others))
+
+
+def first_rounds(args: Any) -> Iterator[dict[str, Any]]:
+    """Seconds of the first round of each network, one after the other in this process.
+
+    A process that finds no kernels (a new FEDSCAPE_PROGRAMS) makes them. Some serve the networks after it, too.
+    """
+    for name, (fed, model, cohort, batch) in tasks(args.quick).items():
+        for precision in (args.products or ("bf16" if CUDA else "exact")).split(","):
+            if any(part in name for part in args.task.split(",")):
+                local = LocalSGD(model, cross_entropy, lr=0.01, epochs=1, batch_size=batch, device=DEVICE)
+                local = replace(local, strategy=args.strategy or "auto", precision=precision)
+                yield {"task": name, "products": precision, "s": seconds(FedAvg(local), fed, cohort, 1)[0]}
 
 
 def round_times(args: Any) -> Iterator[dict[str, Any]]:
-    """Median seconds of a round, everything in it, from drawing the cohort to the new weights in host memory.
+    """Median ms of a round, everything in it, from drawing the cohort to the new weights in host memory.
 
     Of the second half of the rounds: a process draws its first numbers without compiled loops.
     """
-    copied = bandwidth()
-    for name, (fed, model, cohort, batch) in tasks(args.quick).items():
-        if args.task not in name:
+    first = [json.loads(line) for line in Path(args.first).read_text().splitlines()] if args.first else []
+    without = {(line["task"], line["products"]): line["s"] for line in first}
+    copied, multiplied = bandwidth(), {p: product_rate(p) for p in (PRECISIONS if CUDA else ("exact",))}
+    every = tasks(args.quick)
+    rows = [(name, way) for way in WAYS for name in every if way in WAYS[:2] or name.startswith("CNN")]
+    rows += [(next(iter(every)), way) for way in MORE]
+    rows += [(name, way) for way in WAYS[:1:-1] for name in every if not name.startswith("CNN")]
+    for name, (strategy, precision) in rows:
+        if not CUDA and (precision != "exact" or strategy not in ("sequential", "vmap")):
             continue
-        for strategy, precision in WAYS if CUDA else WAYS[:2]:
-            if (strategy == "vmap" and "CNN 32" not in name) or args.products not in precision:
-                continue
-            if args.strategy not in strategy:
-                continue
-            local = LocalSGD(model, cross_entropy, lr=0.01, epochs=1, batch_size=batch, device=DEVICE)
-            local = replace(local, strategy=strategy, precision=precision)
-            few = 2 if args.quick else 4 if strategy == "sequential" else args.repeats
-            times = seconds(FedAvg(local), fed, cohort, few)
-            line: dict[str, Any] = {
-                "task": name,
-                "strategy": strategy,
-                "products": precision,
-                "first round s": times[0],
-            }
-            line["ms"] = 1000 * statistics.median(times[few // 2 :])
-            size, operations = least(local, fed, cohort, precision)
-            line |= {"GB": size / 1e9, "TFLOP": operations / 1e12}
-            if CUDA:
-                line["ms by bytes"] = size / copied * 1000
-                line["ms in kernels"] = kernels(FedAvg(local), fed, cohort) if local.strategy in FAST else ""
-            yield line
+        if args.task not in name or args.products not in precision or args.strategy not in strategy:
+            continue
+        fed, model, cohort, batch = every[name]
+        local = LocalSGD(model, cross_entropy, lr=0.01, epochs=1, batch_size=batch, device=DEVICE)
+        local = replace(local, strategy=strategy, precision=precision)
+        few = 2 if args.quick else 3 if strategy == "sequential" else args.repeats
+        times = seconds(FedAvg(local), fed, cohort, few)
+        line: dict[str, Any] = {"task": name, "strategy": strategy, "products": precision}
+        made = without.get((name, precision), "") if strategy == "recorded" else ""
+        line |= {"first s, no kernels": made, "first s": times[0], "ms": 1000 * statistics.median(times[few // 2 :])}
+        if CUDA:
+            line["ms in kernels"] = kernels(FedAvg(local), fed, cohort) if strategy in FAST else ""
+        size, operations = least(local, fed, cohort, precision)
+        line |= {"TFLOP": operations / 1e12, "GB": size / 1e9}
+        by = {"ms by operations": operations / multiplied[precision] * 1000, "ms by bytes": size / copied * 1000}
+        line |= {**by, "TFLOP/s of the machine": multiplied[precision] / 1e12, "TB/s of the machine": copied / 1e12}
+        if line.get("ms in kernels"):
+            line["kernels / roofline"] = line["ms in kernels"] / max(by.values())
+        yield line
 
 
 def seconds(method: FedAvg, fed: fs.Federation, cohort: int, number: int) -> list[float]:
@@ -155,6 +174,22 @@ def bandwidth() -> float:
     a = torch.empty(2**29, device=DEVICE)
     b = torch.rand(2**29, device=DEVICE)
     return float(2 * 4 * 2**29 / (do_bench(lambda: a.copy_(b), return_mode="median") / 1000))
+
+
+def product_rate(precision: str) -> float:
+    """Operations a second of a large product of matrices by torch, in this precision: the best of some sizes."""
+    if not CUDA:
+        return 1e11
+    from triton.testing import do_bench
+
+    kind, rates = torch.bfloat16 if precision == "bf16" else torch.float32, []
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+    for n in SQUARES:
+        a, b = (torch.randn(n, n, device=DEVICE).to(kind) for _ in range(2))
+        rates.append(2 * n**3 / (do_bench(partial(torch.matmul, a, b), return_mode="median") / 1000))
+    torch.backends.cuda.matmul.allow_tf32 = before
+    return float(max(rates))
 
 
 def kernels(method: FedAvg, fed: fs.Federation, cohort: int) -> float:
@@ -211,18 +246,6 @@ def trained(method: FedAvg, train: fs.Federation, number: int, *, seed: int) -> 
     return loop.state
 
 
-def accuracies(args: Any) -> Iterator[dict[str, Any]]:
-    """After 500 rounds, for each precision and seed."""
-    train, test = cifar(args.seed)
-    number = 20 if args.quick else 500
-    for seed in range(args.seeds):
-        for precision in (p for p in ("exact", "tf32", "bf16") if args.products in p):
-            method = FedAvg(cnn(precision), initial="seed")
-            state = trained(method, train, number, seed=seed)
-            found = evaluate(method.local, state, train if test is None else test).summary()["accuracy_pooled"]
-            yield {"products": precision, "seed": seed, "rounds": number, "accuracy": 100 * found}
-
-
 def sweeps(args: Any) -> Iterator[dict[str, Any]]:
     """12 learning rates x 3 seeds as one run against one setting alone."""
     train, _ = cifar(args.seed)
@@ -242,14 +265,43 @@ def sweeps(args: Any) -> Iterator[dict[str, Any]]:
 
 
 def peers(args: Any) -> Iterator[dict[str, Any]]:
-    """pfl-research on the same clients, model and machine."""
-    fed, model, cohort, batch = tasks(args.quick)["CNN 32 x 32 x 3, 50 x 50"]
-    part = fed.take(np.arange(cohort))
-    images = part["x"].astype(np.float32).transpose(0, 3, 1, 2) / 255
-    part = fs.Federation({"x": images, "y": part["y"].astype(np.int64)}, part.offsets)
-    local = LocalSGD(model, cross_entropy, lr=0.01, epochs=1, batch_size=batch)
-    times, _ = by_pfl(local, part, 4 if args.quick else 8, 4)
-    yield {"way": "pfl", "ms": 1000 * statistics.median(times[1:])}
+    """fedscape, pfl-research and Flower's simulation with the same clients, network and machine, all in the cohort.
+
+    Median of the rounds after the first. Peers train as torch does by itself: convolutions may be tf32, other products
+    are float32. Flower's clients run in one process, or in three that share the GPU.
+    """
+    every = tasks(args.quick)
+    for name in (n for n in every if n.startswith(("CNN 32", "ResNet")) and args.task in n):
+        fed, model, cohort, batch = every[name]
+        part = fed.take(np.arange(cohort))
+        images = part["x"].astype(np.float32).transpose(0, 3, 1, 2) / 255
+        part = fs.Federation({"x": images, "y": part["y"].astype(np.int64)}, part.offsets)
+        local = LocalSGD(model, cross_entropy, lr=0.01, epochs=1, batch_size=batch, device=DEVICE)
+        for way, run in ways_of_training(local, part, 3 if args.quick else 6).items():
+            if args.strategy not in way:
+                continue
+            began = time.perf_counter()
+            try:
+                times = run()
+            except ImportError as error:
+                yield {"task": name, "way": way, "ms": f"not installed ({error.name})"}
+                continue
+            line = {"task": name, "way": way, "first s": times[0], "ms": 1000 * statistics.median(times[1:])}
+            yield {**line, "rounds": len(times), "s in all": time.perf_counter() - began}
+
+
+def ways_of_training(local: LocalSGD, part: fs.Federation, number: int) -> dict[str, Callable[[], list[float]]]:
+    """Seconds of each round by every system."""
+    ways: dict[str, Callable[[], list[float]]] = {}
+    for precision in PRECISIONS if CUDA else ("exact",):
+        own = FedAvg(replace(local, precision=precision))
+        ways[f"fedscape, {precision}"] = partial(seconds, own, part, len(part), 5 * number)
+    one_by_one = FedAvg(replace(local, strategy="sequential"))
+    ways["fedscape, sequential"] = partial(seconds, one_by_one, part, len(part), number)
+    ways["pfl-research"] = lambda: by_pfl(local, part, number, 1)[0]
+    ways["Flower, 1 process"] = lambda: by_flower(local, part, number, 1)[0]
+    ways["Flower, 3 processes"] = lambda: by_flower(local, part, number, 3)[0]
+    return ways
 
 
 if __name__ == "__main__":

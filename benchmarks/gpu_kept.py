@@ -3,15 +3,16 @@
 The CNN of `gpu.py` (1.6 million weights), random images, a cohort of 50 of 200 clients with 50 rows each, tf32. FedAvg
 is beside the personal methods. The time is that of everything in a round; kernels and copies are the device's own, by a
 profiler, over the last rounds. `--keep 0` leaves nothing of what clients keep on the device between rounds.
+`--code` names the code whose sources are imported, if they are not those beside this file.
 """
 
 from __future__ import annotations
 
 import hashlib
 import inspect
-import json
 import statistics
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -21,25 +22,22 @@ import torch
 import fedscape as fs
 from fedscape.learning import FedAvg, LocalSGD, cross_entropy, models
 from fedscape.personal import Ditto, FedPer, FedRep, PFedMe
-from table import arguments, report
+from table import arguments, report_each
 
 CUDA = torch.cuda.is_available()
 METHODS = {"Ditto": Ditto, "pFedMe": PFedMe, "FedRep": FedRep, "FedAvg": FedAvg, "FedPer": FedPer}
 
 
 def main() -> None:
-    args = arguments(__doc__, only="", rounds=30, out="", keep=-1.0)
-    lines = []
+    args = arguments(__doc__, only="", rounds=30, out="", keep=-1.0, code="")
+    report_each("gpu_kept", lines(args), note=torch.cuda.get_device_name() if CUDA else "no GPU", out=args.out)
+
+
+def lines(args: Any) -> Iterator[dict[str, Any]]:
     for name, method in METHODS.items():
-        if args.only and name not in args.only.split(","):
-            continue
-        line = {"method": name, "keep": "" if args.keep < 0 else args.keep, **one(method, args)}
-        print(line, flush=True)
-        lines.append(line)
-        if args.out:
-            with open(args.out, "a") as file:
-                file.write(json.dumps(line) + "\n")
-    report("gpu_kept", lines, note=torch.cuda.get_device_name() if CUDA else "no GPU")
+        if not args.only or name in args.only.split(","):
+            keep = "half of free memory" if args.keep < 0 else args.keep
+            yield {"code": args.code, "method": name, "keep": "" if args.code else keep, **one(method, args)}
 
 
 def one(method: Any, args: Any) -> dict[str, Any]:

@@ -8,8 +8,8 @@ workers they share them. Without a GPU a small network is trained on the CPU.
 from __future__ import annotations
 
 import hashlib
-import json
 import statistics
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,25 +17,23 @@ import torch
 
 import fedscape as fs
 from fedscape.learning import FedAvg, LocalSGD, cross_entropy, models
-from table import arguments, report
+from table import arguments, report_each
 
 CUDA = torch.cuda.is_available()
 
 
 def main() -> None:
     args = arguments(__doc__, products="tf32,bf16" if CUDA else "exact", workers="0,2,1", rounds=30, group=25, out="")
-    lines: list[dict[str, Any]] = []
+    report_each("gpu_ray", lines(args), note=torch.cuda.get_device_name() if CUDA else "no GPU", out=args.out)
+
+
+def lines(args: Any) -> Iterator[dict[str, Any]]:
     for precision in args.products.split(","):
+        first = ""
         for workers in (int(w) for w in args.workers.split(",")):
             line = one(precision, workers, args)
-            same = [other["bytes"] for other in lines if other["products"] == precision]
-            line["same bytes"] = "" if not same else "yes" if same[0] == line["bytes"] else "NO"
-            print(line, flush=True)
-            lines.append(line)
-            if args.out:
-                with open(args.out, "a") as file:
-                    file.write(json.dumps(line) + "\n")
-    report("gpu_ray", lines, note=torch.cuda.get_device_name() if CUDA else "no GPU")
+            yield {**line, "same bytes": "" if not first else "yes" if first == line["bytes"] else "NO"}
+            first = first or line["bytes"]
 
 
 def one(precision: str, workers: int, args: Any) -> dict[str, Any]:

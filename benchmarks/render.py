@@ -6,9 +6,9 @@ repository, the tables of `docs/*.md`, and `results/history/*.jsonl`;
 
 A page has a title line (`# question`), prose, and marks. After a mark the script writes what stands there:
 
-- `<!-- results/NAME.json -->` a table. `columns="a; b"` keeps some columns, `table="no"` writes none. `bars="column"`
-  adds a plot with a bar for each row; `by="a; b"` are the columns of its labels, `where="a=1; b=x"` keeps some rows,
-  `ours="text"` colours the labels that contain it.
+- `<!-- results/NAME.json -->` a table. `columns="a; b"` keeps some columns, `rows="a=1; b=x"` some rows, `table="no"`
+  writes none. `bars="column"` adds a plot with a bar for each row; `by="a; b"` are the columns of its labels,
+  `where="a=1; b=x"` keeps some of its rows, `ours="text"` colours the labels that contain it.
 - `<!-- value NAME where="a=1" of="column" as=".1f" -->` one number, in bold.
 - `<!-- pages core- -->` links to the pages whose names begin so; `<!-- pages -->` to the others.
 - `<!-- failures -->` the sentences of all pages after "**Did not work:**".
@@ -118,7 +118,8 @@ def block(found: re.Match[str], files: Files) -> str:
         columns = (
             split(wanted["columns"]) if "columns" in wanted else list(dict.fromkeys(c for row in rows for c in row))
         )
-        parts.append(markdown([{c: row[c] for c in columns if c in row} for row in rows]))
+        kept = chosen(rows, wanted.get("rows", ""))
+        parts.append(markdown([{c: row[c] for c in columns if c in row} for row in kept]))
     if "bars" in wanted:
         files[PAGES / "plots" / f"{name}.svg"] = plot(name, rows, wanted)
         parts.append(f"![{wanted.get('title', wanted['bars'])}](plots/{name}.svg)")

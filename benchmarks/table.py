@@ -12,7 +12,7 @@ import shlex
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -39,6 +39,27 @@ def report(name: str, rows: list[dict[str, Any]], *, note: str = "", cells: Sequ
     print(markdown(rows))
     if note:
         print(f"\n{note}")
+    write(name, rows, note=note, cells=cells)
+
+
+def report_each(name: str, rows: Iterable[dict[str, Any]], *, note: str = "", out: str = "") -> None:
+    """`report`, with each row printed and written as it comes, so that a run that is stopped leaves what it had.
+
+    Rows are also added to the file `out`, if any; those of earlier runs in it come first.
+    """
+    lines = [json.loads(line) for line in Path(out).read_text().splitlines()] if out and Path(out).exists() else []
+    for row in rows:
+        print({k: round(v, 5) if isinstance(v, float) else v for k, v in row.items()}, flush=True)
+        lines.append(row)
+        if out:
+            with open(out, "a") as file:
+                file.write(json.dumps(row, default=float) + "\n")
+        write(name, lines, note=note)
+    report(name, lines, note=note)
+
+
+def write(name: str, rows: list[dict[str, Any]], *, note: str = "", cells: Sequence[dict[str, Any]] = ()) -> None:
+    """Write results/NAME.json."""
     folder = RESULTS / "quick" if "--quick" in sys.argv else RESULTS  # the repository has results/ itself
     folder.mkdir(parents=True, exist_ok=True)
     content = {"name": name, "command": shlex.join(sys.argv), **origin_of(cells), "rows": rows, "note": note}

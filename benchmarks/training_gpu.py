@@ -3,7 +3,7 @@
 With CIFAR-10 (JPEG-compressed here, so accuracies are not those of the original) and FEMNIST from FEDSCAPE_DATA; random
 images of the same shapes stand in for them where they are not there, and curves are then left out. `--only` takes
 equality, rounds, sweep or curves, `--task` the tasks (or models) and `--method` the methods whose names have this in
-them. The rows come from one run on one machine.
+them, `--types` the types of equality. The rows come from one run on one machine.
 """
 
 from __future__ import annotations
@@ -22,23 +22,19 @@ import fedscape as fs
 from fedscape.errors import FedscapeError
 from fedscape.learning import FedAvg, LocalSGD, cross_entropy, evaluate, grid, models, sweep
 from fedscape.learning.server import Adam
-from table import arguments, report
+from table import arguments, report_each
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
 
 
 def main() -> None:
-    args = arguments(__doc__, only="", task="", method="", rounds=0, seeds=3)
+    args = arguments(__doc__, only="", task="", method="", rounds=0, seeds=3, types="float64,float32")
     parts = {"equality": equality, "rounds": round_times, "sweep": sweeps, "curves": curves}
     for name, run in parts.items():
         if args.only in ("", name):
-            lines = []
-            for line in run(args):
-                print({k: round(v, 5) if isinstance(v, float) else v for k, v in line.items()}, flush=True)
-                lines.append(line)
             note = f"{torch.cuda.get_device_name() if CUDA else 'no GPU'}, torch {torch.__version__}"
-            report(f"training_gpu_{name}", lines, note=note)
+            report_each(f"training_gpu_{name}", run(args), note=note)
 
 
 def equality(args: Any) -> Iterator[dict[str, Any]]:
@@ -49,16 +45,18 @@ def equality(args: Any) -> Iterator[dict[str, Any]]:
         "2-conv CNN": (models.cnn((3, 32, 32), 10), (3, 32, 32)),
         "LeNet-5": (models.lenet5(), (1, 28, 28)),
         "LSTM": (models.char_lstm(hidden=64), (20,)),
+        "transformer": (models.transformer(80), (20,)),
         "ResNet-18 GN": (models.resnet18(width=32), (3, 32, 32)),
         "MobileNetV2 GN": (models.mobilenet_v2(width=0.5), (3, 32, 32)),
     }
     names = ["linear", "MLP 784-512-10", "LeNet-5"] if args.quick else list(made)
     strategies = ("sequential", "vmap", "recorded") if CUDA else ("sequential", "vmap")
     for name in (n for n in names if args.task in n):
-        for dtype in (torch.float64, torch.float32):
+        for dtype in (getattr(torch, kind) for kind in args.types.split(",")):
             model, shape = made[name]
             model = copy.deepcopy(model).to(dtype)
-            fed = random_clients([7, 7, 7], shape, 80 if name == "LSTM" else 10, codes=name == "LSTM")
+            codes = name in ("LSTM", "transformer")
+            fed = random_clients([7, 7, 7], shape, 80 if codes else 10, codes=codes)
             local = LocalSGD(model, cross_entropy, lr=0.02, epochs=1, batch_size=4, device=DEVICE)
             plain = without_dropout(local)
             ends = {s: last_state(replace(plain, strategy=s), fed) for s in strategies}
