@@ -155,8 +155,8 @@ def _to_weights(
         sample, r, s = row // (HO * WO), row // WO % HO * DOWN - UP, row % WO * RIGHT - LEFT
         at = ((sample * H + r) * W + s) * C
         if C % BK == 0:  # all of one tap of the kernel: whether it is in the image is said of rows alone
-            place, first = tl.program_id(0) // (C // BK), tl.program_id(0) % (C // BK) * BK
-            i, j = place // KW, place % KW
+            which, first = tl.program_id(0) // (C // BK), tl.program_id(0) % (C // BK) * BK
+            i, j = which // KW, which % KW
             visible = inside_rows
             if UP + LEFT > 0:
                 visible = visible & (r + i >= 0) & (r + i < H) & (s + j >= 0) & (s + j < W)

@@ -133,9 +133,9 @@ def _norm_back(
     g, v = _before(gradient, x, out, mean, scale, at, mask, LOWEST, HIGHEST)
     if BQ > 0:
         q, number = tl.arange(0, BQ), tl.num_programs(2)
-        of, known = (image * number + q)[:, None] * 2 * C + c[None, :], (q < number)[:, None] & real[None, :]
-        along = tl.sum(tl.load(sums + of, mask=known, other=0.0), axis=0)
-        plain = tl.sum(tl.load(sums + of + C, mask=known, other=0.0), axis=0)
+        of, valid = (image * number + q)[:, None] * 2 * C + c[None, :], (q < number)[:, None] & real[None, :]
+        along = tl.sum(tl.load(sums + of, mask=valid, other=0.0), axis=0)
+        plain = tl.sum(tl.load(sums + of + C, mask=valid, other=0.0), axis=0)
     else:
         plain, along = tl.sum(g, axis=0), tl.sum(g * v, axis=0)
         tl.store(sums + image * 2 * C + c, along, mask=real)
