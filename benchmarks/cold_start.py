@@ -24,9 +24,11 @@ import numpy as np
 import fedscape as fs
 from cells import Row, check_time, read, run_cells, share_programs
 from client_selection import by_adam, federation, first_rows, images, roles, writers
+from fedscape.core.arrays import segment_sum_twin
 from fedscape.datasets.generators import sketch_by_class
-from fedscape.learning import FedAvg, LocalSGD, cross_entropy, evaluate, models
+from fedscape.learning import FedAvg, LocalSGD, cross_entropy, models
 from fedscape.personal.cold_start import ColdStart, NearestComponent
+from fedscape.personal.shared import each_model, forward, stacked
 from table import arguments, mean_and_half, report
 
 KEYS, NOTE = ("data", "seed", "device"), "accuracy, mean over clients; 95% t intervals over seeds"
@@ -104,6 +106,19 @@ def global_model(path: Path | None, train: Callable[[], dict]) -> dict:
     return state
 
 
+def accuracies(local: LocalSGD, states: list[dict], clients: fs.Federation) -> np.ndarray:
+    """The accuracy of each model on each client, NaN for a client without rows: [models, clients]."""
+    found = []
+    for begin in range(0, len(states), 30):
+        part = states[begin : begin + 30]
+        models = each_model(stacked(local, {n: np.stack([s[n] for s in part]) for n in part[0] if n[:6] == "model."}))
+        logs = forward(local, models, clients, slice(0, clients.n_rows), loss=False)  # [rows, models, classes]
+        right = segment_sum_twin((logs.argmax(axis=2) == clients["y"][:, None]).astype(float), clients.offsets)
+        with np.errstate(invalid="ignore"):
+            found.append((right / clients.sizes[:, None]).T)
+    return np.concatenate(found)
+
+
 def one(name: str, seed: int, device: str, states: str, until: float) -> dict[str, float]:
     about = setting(name, seed, device)
     fed, local, chosen = about["fed"], about["local"], about["warm"]
@@ -113,12 +128,9 @@ def one(name: str, seed: int, device: str, states: str, until: float) -> dict[st
     state = global_model(path, lambda: trained(local, None, warm, about["k"], about["rounds"], seed, until))
     own = tuned(local, state, warm, seed)
 
-    def accuracy(model: dict, clients: fs.Federation) -> np.ndarray:
-        return evaluate(local, model, clients, threads=1).accuracy
-
     judged = first_rows(shuffled(cold, seed), JUDGED)
-    by_model = np.array([accuracy(model, judged) for model in own])  # [warm, cold]
-    global_ = accuracy(state, judged)
+    by_model = accuracies(local, own, judged)  # [warm, cold]
+    (global_,), (on_held,) = (accuracies(local, [state], clients) for clients in (judged, held))
     sketch = about["sketch"].fit(warm, progress=False)
     raw = ColdStart(sketch, alpha=0.0, debias=False).fit(warm).match(cold).index
     found = ColdStart(sketch).fit(warm).match(cold)
@@ -130,11 +142,12 @@ def one(name: str, seed: int, device: str, states: str, until: float) -> dict[st
     for k in range(about["components"]):
         members = np.flatnonzero(parts.labels_ == k)
         if len(members):
-            by_part[k] = accuracy(trained(local, state, warm.take(members), about["k"], 5, seed, until), judged)
+            there = trained(local, state, warm.take(members), about["k"], 5, seed, until)
+            by_part[k] = accuracies(local, [there], judged)[0]
     pick = np.random.default_rng(seed).integers(0, len(own), len(cold))
     return {
-        "warm global": np.nanmean(accuracy(state, held)),
-        "warm local": np.nanmean([accuracy(m, held.take([i]))[0] for i, m in enumerate(own) if held.sizes[i]]),
+        "warm global": np.nanmean(on_held),
+        "warm local": np.nanmean(np.diagonal(accuracies(local, own, held))),
         "cold global": global_.mean(),
         "neighbour, paper's": by_model[raw, columns].mean(),
         "neighbour, debiased": by_model[found.nearest, columns].mean(),

@@ -25,7 +25,7 @@ from torch import nn
 import fedscape as fs
 from fedscape.learning import Adapted, FedAvg, LocalSGD, cross_entropy, fast, models
 from fedscape.learning.branches import BranchLoss, MeanOfBranches, MultiBranch
-from fedscape.learning.fast import folded, program, sums, trainers
+from fedscape.learning.fast import folded, forms, program, sequence_forms, sums, trainers
 from fedscape.learning.trainer import Trainer
 from table import arguments, report
 from training_speed import clients_of
@@ -63,7 +63,7 @@ def kernelless(kind: type) -> AbstractContextManager[Any]:
     begin = kind.__init__
 
     def plain_init(self: Any, *arguments: Any, **named: Any) -> None:
-        arguments = tuple(a._replace(kernels=False) if isinstance(a, folded.How) else a for a in arguments)
+        arguments = tuple(a._replace(kernels=False) if isinstance(a, forms.How) else a for a in arguments)
         begin(self, *arguments, **named)
 
     return patch(kind, "__init__", plain_init)
@@ -115,9 +115,21 @@ GPU = [  # a path has a row on each task it serves; those that compile longest c
             ("Triton sums", "resnet", no_sums),
             ("Triton pooling", "cnn, dropout", lambda: [kernelless(folded._Pool)]),
             ("Triton sums", "cnn, dropout", no_sums),
+            ("Triton sums", "transformer", no_sums),
+            (
+                "Triton pooling and dropout",
+                "cnn, dropout",
+                lambda: [kernelless(folded._Pool), kernelless(folded._Dropout)],
+            ),
             ("Triton pooling, dropout and sums", "cnn, dropout", no_elementwise),
-            ("adapters in fewer passes", "transformer", lambda: [kernelless(folded._LowRank)]),
-            ("attention without scores", "transformer", lambda: [kernelless(folded._Attention)]),
+            *(
+                (name, task, lambda kind=kind: [kernelless(kind)])
+                for task in ("transformer", "transformer, tf32")
+                for name, kind in (
+                    ("adapters in fewer passes", sequence_forms.FoldedLowRank),
+                    ("Triton attention", sequence_forms.FoldedAttention),
+                )
+            ),
             ("Triton convolution", "resnet", lambda: [patch(folded, "can_convolve", no)]),
         )
     ),
@@ -138,11 +150,11 @@ def task_of(name: str, quick: bool, device: str, seed: int) -> tuple[fs.Federati
     if name in ("resnet", "mobilenet"):
         model = models.resnet18() if name == "resnet" else models.mobilenet_v2()
         return clients_of(10 // part, 50, (3, 32, 32), 10, seed), LocalSGD(model, cross_entropy, **how)
-    if name in ("lstm", "transformer"):
+    if name == "lstm" or name.startswith("transformer"):
         codes = np.random.default_rng(seed).integers(0, 80, (20 // part * 40, 80))
         fed = fs.Federation({"x": codes, "y": codes[:, 0]}, np.arange(0, len(codes) + 1, 40))
-        large = Adapted(models.transformer(80, width=256, layers=4), rank=8) if name == "transformer" else None
-        return fed, LocalSGD(large or models.char_lstm(), cross_entropy, **how)
+        model = models.char_lstm() if name == "lstm" else Adapted(models.transformer(80, width=256, layers=4), rank=8)
+        return fed, LocalSGD(model, cross_entropy, **how)
     if name in ("cnn", "cnn, few rows", "cnn, dropout"):
         clients = (50 // part, 10 if name == "cnn, few rows" else 50) if device == "cuda" else (10 // part, 50)
         model = models.cnn((3, 32, 32), 10, dropout=name == "cnn, dropout")

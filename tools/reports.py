@@ -41,7 +41,7 @@ def census(folder: Path) -> list[str]:
     people = people[(people.AGEP > 16) & (people.PINCP > 100) & (people.WKHP > 0)]
     people["income"] = (people.PINCP > 50_000).map({True: "above 50,000", False: "below"})
     columns = ["ST", "PUMA", "AGEP", "SEX", "RAC1P", "SCHL", "MAR", "COW", "WKHP", "income"]
-    people[columns].to_parquet(folder / "census.parquet")
+    people[columns].to_parquet(folder / "census.parquet", index=False)
     call = [str(folder / "census.parquet"), "--client", "ST,PUMA", "--column", "income"]
     return [*call, "--categorical", "SEX,RAC1P,MAR,COW"]
 

@@ -54,18 +54,17 @@ def recur(driven, weight, products="tf32"):
     return torch.cat([Cells()(d, lambda h, w=w: h @ w.T) for d, w in each])
 
 
-def adapted(rows, weight, bias, down, up, factor, kind):
+def adapted(rows, weight, bias, down, up, factor):
     """Linear layers of each client with a low-rank update."""
     downs, ups = (v.expand(len(rows), -1, -1) for v in (down, up))
     own = None if bias is None else bias[0]
-    each = zip(rows, downs, ups, strict=True)
-    return torch.stack([functional.linear(x, weight[0] + factor * (u @ d), own) for x, d, u in each]).to(kind)
+    each = zip(rows.to(weight.dtype), downs, ups, strict=True)
+    return torch.stack([functional.linear(x, weight[0] + factor * (u @ d), own) for x, d, u in each])
 
 
-def attention(query, key, value, *, causal):
-    """Heads apart, [batch, heads, time, width of a head]."""
-    together = (x.transpose(1, 2).flatten(2) for x in (query, key, value))
-    return Attention(query.shape[1], causal=causal)(*together)
+def attention(query, key, value, heads, *, causal):
+    """Attention as the layer does it."""
+    return Attention(heads, causal=causal)(query, key, value)
 
 
 def drop(x, key, p, *, channels):

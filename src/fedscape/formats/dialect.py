@@ -9,11 +9,12 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from textwrap import shorten
 from typing import Any
 
 import pyarrow as pa
 
-from fedscape.errors import DataError
+from fedscape.errors import DataError, plural
 from fedscape.formats.files import Name, reading
 
 ALWAYS_ALLOWED = 2**30  # decompressed bytes that are always allowed
@@ -49,6 +50,26 @@ class Dialect:
 def open_bytes(path: Name) -> Any:
     """Open a file for reading bytes, decompressed by its ending (.gz, .bz2, .zst, .lz4)."""
     return pa.input_stream(str(path), compression="detect")
+
+
+def uneven_line(path: Name, dialect: Dialect) -> str:
+    """Name the first line whose number of cells is not that of the header; "" if there is none."""
+    encoding = {"utf8": "utf-8-sig", "utf16": "utf-16"}.get(dialect.encoding, dialect.encoding)
+    with open_bytes(path) as stream, io.TextIOWrapper(stream, encoding, errors="replace", newline="") as text:
+        lines = csv.reader(text, delimiter=dialect.separator)
+        header = next(lines, [])
+        try:
+            for cells in lines:
+                if cells and len(cells) != len(header):
+                    here, named = plural(len(cells), "cell"), plural(len(header), "column")
+                    line = shorten(dialect.separator.join(cells), 80, placeholder=" ...")
+                    return (
+                        f"line {lines.line_num:,} has {here}, where the header names {named} ({line}): mend that "
+                        "line; a cell that holds a separator stands in quotes"
+                    )
+        except csv.Error:  # a cell that this reader takes for too long
+            return ""
+    return ""
 
 
 def find_dialect(path: Name, what: str = "CSV file") -> Dialect:

@@ -186,7 +186,15 @@ def _of_column(fed: Federation, kind: ColumnKind, target: str | None, rules: Ove
         yield Finding("empty", name, f"{name!r} has no value in any row", "left out of the features")
     if kind.missing and kind.use:
         line = f"{name!r} has no value in {kind.missing:,} of {_rows(len(values))} ({kind.missing / len(values):.1%})"
+        line += _without_any(fed, values)
         yield Finding("missing", name, line, _NO_CLASS if kind.use == "indicators" else _FILL, count=kind.missing)
+
+
+def _without_any(fed: Federation, values: Array) -> str:
+    """Say of how many clients a column has no value at all: where sites have other columns, the gaps are theirs."""
+    gaps = np.isnan(values) if values.dtype.kind == "f" else values < 0
+    none = int(((np.bincount(fed.client_of_row[gaps], minlength=len(fed)) == fed.sizes) & (fed.sizes > 1)).sum())
+    return f", and in no row of {none:,} of {len(fed):,} clients" if none else ""
 
 
 def _texts(name: str, values: Array, names: Sequence[str]) -> Iterator[Finding]:

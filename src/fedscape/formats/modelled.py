@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -61,8 +62,8 @@ def classes_of(
     if column_kind.kind in ("id", "date"):
         what = "dates" if column_kind.kind == "date" else f"an id ({column_kind.why})"
         raise DataError(
-            f"the column {column!r} holds {what}, no classes: name another with --column, or --categorical {column} "
-            "takes every value as a class"
+            f"the column {column!r} holds {what}, no classes: name another with --column, or --categorical "
+            f"{shlex.quote(column)} takes every value as a class"
         )
     if column_kind.kind in ("number", "weight"):
         return cut_number(as_numbers(values, names), column)
@@ -216,7 +217,7 @@ def cut_number(numbers: Array, column: str, inner: Array | None = None) -> Class
     recode[used] = np.arange(len(used))
     remark = (
         f"{column!r} is a number: it is cut at its quantiles into {len(used)} classes of about as many rows each; "
-        f"--categorical {column} takes every value as a class."
+        f"--categorical {shlex.quote(column)} takes every value as a class."
     )
     return Classes(np.where(present, recode[codes], -1), tuple(labels[j] for j in used), True, remark)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -156,7 +157,8 @@ def _usable(kind: ColumnKind) -> ColumnKind:
         return replace(kind, use="indicators" if kind.low is None or kind.code else "number")
     if kind.low is None:
         raise DataError(
-            f"{kind.line.partition(';')[0]}: it cannot be a feature; --categorical {kind.name} makes classes"
+            f"{kind.line.partition(';')[0]}: it cannot be a feature; "
+            f"--categorical {shlex.quote(kind.name)} makes classes"
         )
     return replace(kind, use="number")
 

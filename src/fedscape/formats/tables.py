@@ -17,7 +17,7 @@ from fedscape.core.federation import Federation
 from fedscape.core.validate import as_array, plain_array
 from fedscape.errors import DataError
 from fedscape.formats.arrow import Codes, check_type, holds_texts, recode, to_float, to_numpy
-from fedscape.formats.dialect import Dialect, find_dialect, open_bytes
+from fedscape.formats.dialect import Dialect, find_dialect, open_bytes, uneven_line
 from fedscape.formats.files import Name, files_in, new_file, one_line, reading
 from fedscape.formats.grouping import Source, group, table_source
 from fedscape.formats.outgoing import outgoing_batches, outgoing_schema
@@ -221,11 +221,12 @@ def csv_source(path: Name, *, client: str, columns: Sequence[str] | None = None)
     tables = [_read_csv(file, dialect, client, columns) for file, dialect in zip(files, dialects, strict=True)]
     for file, table in zip(files, tables, strict=True):
         if table.schema.names != tables[0].schema.names:
-            raise DataError(f"{file} has other columns than {files[0]}: {table.schema.names}, {tables[0].schema.names}")
+            raise DataError(_other_columns(file, table.schema.names, files[0], tables[0].schema.names))
     try:
         whole = tables[0] if len(tables) == 1 else pa.concat_tables(tables, promote_options="permissive")
     except pa.ArrowException as error:
-        raise DataError(f"the files of {os.fspath(path)} disagree about a column's type: {one_line(error)}") from error
+        about = _unlike_types([file.name for file in files], tables) or f"a column's type: {one_line(error)}"
+        raise DataError(f"the files of {os.fspath(path)} disagree about {about}") from error
     index = whole.schema.get_field_index(client)
     if index >= 0:
         whole = whole.set_column(index, client, _plain_ids(whole.column(client)))
@@ -236,6 +237,33 @@ def csv_source(path: Name, *, client: str, columns: Sequence[str] | None = None)
         whole = whole.rename_columns(names)
         remarks += [f"column {index + 1} has no name and is called {names[index]!r}" for index in bare]
     return replace(table_source(whole, os.fspath(path)), remarks=tuple(remarks))
+
+
+def _unlike_types(files: Sequence[str], tables: Sequence[Any]) -> str:
+    """Name the first column that holds texts in one file and no texts in another, with such a text; "" if none does."""
+    for name in tables[0].column_names:
+        columns = [table.column(name) for table in tables]
+        filled = [i for i, column in enumerate(columns) if not pa.types.is_null(column.type)]
+        texts = [i for i in filled if pa.types.is_string(columns[i].type)]
+        if texts and len(texts) < len(filled):
+            other = next(i for i in filled if i not in texts)
+            value = next(value for value in columns[texts[0]].to_pylist() if value is not None)
+            return (
+                f"the column {name!r}: {files[texts[0]]} holds texts such as {value!r}, {files[other]} holds "
+                f"{columns[other].type} values: write it alike in all"
+            )
+    return ""
+
+
+def _other_columns(file: Name, mine: Sequence[str], first: Name, others: Sequence[str]) -> str:
+    """Say what a file's columns differ in from those of the first one, and what to do."""
+    lacks = ", ".join(repr(name) for name in others if name not in mine)
+    more = ", ".join(repr(name) for name in mine if name not in others)
+    parts = [f"it lacks {lacks}"] if lacks else []
+    parts += [f"it has {more}, which the first has not"] if more else []
+    differ = ", and ".join(parts) or "in another order, or one twice"
+    remedy = "give all files the same header in the same order, with empty cells where a site has no values"
+    return f"{file} has other columns than {first}: {differ}; {remedy}"
 
 
 def _read_csv(path: Name, dialect: Dialect, client: str, columns: Sequence[str] | None) -> Any:
@@ -256,7 +284,12 @@ def _read_csv(path: Name, dialect: Dialect, client: str, columns: Sequence[str] 
     if dialect.size == 0:
         raise DataError(f"{os.fspath(path)} is not a readable CSV file: Empty, without even a header")
     with reading(path, "CSV file"):
-        table = read(column_types=dict.fromkeys(whose, pa.string()))
+        try:
+            table = read(column_types=dict.fromkeys(whose, pa.string()))
+        except pa.ArrowInvalid:
+            if uneven := uneven_line(path, dialect):
+                raise DataError(f"{os.fspath(path)} is not a readable CSV file: {uneven}") from None
+            raise
         if columns is not None:
             own = [client] if client in table.column_names else whose[1:]
             wanted = [*own, *(name for name in columns if name not in own)]

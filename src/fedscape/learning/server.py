@@ -45,7 +45,7 @@ class Mean:
         return {}
 
     def move(self, memory: Arrays, mean: Arrays) -> tuple[Arrays, Arrays]:
-        return {name: self.lr * d for name, d in mean.items()}, {}
+        return {name: d if self.lr == 1 else self.lr * d for name, d in mean.items()}, {}
 
 
 @dataclass(frozen=True)

@@ -159,7 +159,9 @@ class Sweep(Computation):
         """A setting whose numbers run away stays where it last was and is marked; the others go on."""
         diverged = trainer_of(self.local).tensor("server.diverged", state["server.diverged"])
         for values in after.values():
-            diverged = diverged | ~torch.isfinite(values.reshape(len(diverged), -1)).all(dim=1)
+            if values.numel():  # NaN is its own minimum, and all numbers are read once
+                lowest, highest = torch.aminmax(values.reshape(len(diverged), -1), dim=1)
+                diverged = diverged | ~(torch.isfinite(lowest) & torch.isfinite(highest))
         stay = {n: torch.where(_along(diverged, values), before[n], values) for n, values in after.items()}
         return self._arrays({**stay, "server.diverged": diverged})
 

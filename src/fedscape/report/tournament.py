@@ -125,7 +125,7 @@ def learn(result: Result) -> tuple[str, str, str] | None:
     longest = max(row.get("rounds") or 0 for row in learn["true"])
     content = (
         f"<h2>Learn</h2><p>A short tournament: {of_stages(learn, what)} It has {plural(learn['rounds'], 'round')}"
-        f"{', more for methods that climb' if longest > learn['rounds'] else ''}, "
+        f"{', more where a method climbs' if longest > learn['rounds'] else ''}, "
         f"{plural(learn['seeds'], 'repeat')} with other rows held out, {safe(learn['model'])}, each method at its own "
         f"learning rate. It ranks methods on these data, with this model.</p><div class='grid'>"
         f"{_accuracy_card(result, order, predicted)}{_sites_card(result, learn)}"
@@ -312,7 +312,7 @@ def _methods_table(result: Result, order: Sequence[About], predicted: Mapping[st
     names.append("repeats, ± points")
     table = table_of(names, rows, sorts=True, numbers=(1, 2, 3, 4, 5, 6, 7, 8, 9), name="methods", label="Methods")
     low = min((r for r in order if not r["baseline"]), key=lambda r: r["worst"]["value"] or 0)
-    about = f"does worst under {low['called']}: {percent(low['worst']['value'])}"
+    about = f"does, of the methods, worst under {low['called']}: {percent(low['worst']['value'])}"
     reading = f"Click a heading to sort. The worst site {about}; intervals are simultaneous over the sites."
     if not sites:
         reading = (

@@ -15,7 +15,7 @@ class Limits:
     rows: int
     rounds: int
     repeats: int
-    longest: int = 0  # rounds of a method that climbs, at least `rounds`
+    longest: int = 0  # rounds where a method climbs, at least `rounds`
 
 
 @dataclass(frozen=True)

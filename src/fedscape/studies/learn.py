@@ -80,7 +80,8 @@ def learn(
             memory=memory, say=lambda what: say(f"true clients: {what}"),
         )  # fmt: skip
 
-    played = staged(rows, budget, play, order=order, common="fedavg", seed=seed, climbs=climbing)
+    apart = [name for name in order if METHODS[name].family == "tabular"]  # a round of trees is a level of one tree
+    played = staged(rows, budget, play, order=order, common="fedavg", seed=seed, climbs=climbing, apart=apart)
     first, last = played[0], played[-1]
     notes += notes_of(rows, played)
     true, judged, choice, limits = last.rows, last.judged, last.choice, last.limits

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -16,7 +16,7 @@ from fedscape.studies.judged import Judged
 from fedscape.types import Array
 
 J = TypeVar("J", bound=Judged)
-#: Has methods compete on these rows, each for its rounds: what they are judged by, and the settings that they had.
+#: Has methods compete on these rows, all for the same rounds: what they are judged by, and the settings that they had.
 Play = Callable[[Federation, Limits, dict[str, int]], tuple[J, dict[str, list[Any]]]]
 #: What a method may gain by as many rounds more, of its settings in the repeats.
 Climbs = Callable[[list[Any]], float]
@@ -24,9 +24,10 @@ Climbs = Callable[[list[Any]], float]
 
 @dataclass(frozen=True, eq=False)
 class Stage(Generic[J]):
-    """A stage that was played: its caps, its clients (positions) and rows, the hits, the rates, the outcome."""
+    """A stage that was played: its caps, rounds, clients (positions) and rows, the hits, the rates, the outcome."""
 
     limits: Limits
+    rounds: int
     who: Array
     rows: Federation
     judged: J
@@ -49,13 +50,16 @@ def staged(
     common: str,
     seed: int,
     climbs: Climbs = lambda _: 0.0,
+    apart: Collection[str] = (),
 ) -> list[Stage[J]]:
     """Play the stages of a budget until the advice is settled or nothing is left to use.
 
     Every stage has the clients and rows of the one before. A method leaves if it is shown to be a point or more behind
     the most accurate one, or to be at most a point ahead of the one advised; training alone, the common method and the
-    advised one stay. So does one that climbs and might catch up by climbing on. A method that climbs has four times the
-    rounds in the next stage, if that allows it. One of the second sort comes back if other advice takes the place of
+    advised one stay. So does one that climbs and might catch up by climbing on. Where one that stays climbs, all that
+    stay have four times the rounds in the next stage, if that allows it: whether a method climbs is an estimate, and
+    methods of unlike lengths are not comparable. Those `apart`, whose rounds are of another kind, have more only where
+    they climb themselves. One of the second sort comes back if other advice takes the place of
     what it was compared with. So a larger budget begins as a smaller one does. If that settled the advice it is the
     same.
     """
@@ -67,8 +71,7 @@ def staged(
         mine = fewer_rows(rows.take(who), most=limits.rows, seed=seed)
         if played and not _more(played[-1], mine, limits):
             continue
-        for m in names:
-            had[m] = max(limits.rounds, min(4 * had[m], limits.longest) if upward[m] else had[m])
+        had = _lengths(had, limits, [m for m in names if upward[m] > 0], apart)
         judged, used = play(mine, limits, {m: had[m] for m in names})
         choice = choose(judged, order=order, common=common)
         last = {name: (stage.judged, stage.choice) for stage in played for name in stage.used}
@@ -80,11 +83,22 @@ def staged(
             if (m in last[m][1].tied or upward[m] > 0)
             and may_lead(last[m][0], m, choice, order=order, climbs=upward[m])
         )
-        played.append(Stage(limits, who, mine, judged, used, choice, left, {m: upward[m] for m in left if upward[m]}))
+        up = {m: upward[m] for m in left if upward[m]}
+        n_rounds = max(had[m] for m in order if m not in apart)
+        played.append(Stage(limits, n_rounds, who, mine, judged, used, choice, left, up))
         if not left:
             break
         names = tuple(name for name in order if name in ("local", common, choice.advised, *left))
     return played
+
+
+def _lengths(had: dict[str, int], limits: Limits, up: Sequence[str], apart: Collection[str]) -> dict[str, int]:
+    """The rounds of each method in the next stage: all alike, but for those apart."""
+    together = any(m not in apart for m in up)
+    return {
+        m: max(limits.rounds, n, min(4 * n, limits.longest) if (m in up if m in apart else together) else 0)
+        for m, n in had.items()
+    }
 
 
 def tied(played: Sequence[Stage[J]], order: tuple[str, ...]) -> list[str]:
@@ -156,6 +170,6 @@ def notes_of(rows: Federation, played: Sequence[Stage[J]]) -> list[str]:
 def about_stage(stage: Stage[J]) -> dict[str, Any]:
     """What took part in a stage, and what it said."""
     numbers = {"clients": len(stage.who), "rows": stage.rows.n_rows}
-    numbers |= {"rounds": stage.limits.rounds, "repeats": stage.limits.repeats}
+    numbers |= {"rounds": stage.rounds, "repeats": stage.limits.repeats}
     outcome = {"advised": stage.choice.advised, "settled": stage.settled}
     return {**numbers, "methods": list(stage.used), **outcome}

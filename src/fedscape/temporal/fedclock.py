@@ -139,7 +139,7 @@ class FedClock(Branched):
         by: str = "labels",
         features: str = "branches",
         contrast: float = 0.3,
-        projections: int = 16,
+        projections: int = 128,
         held: float = 0.05,
         rows: int | None = 10,
         memory: float = 0.99,
@@ -321,7 +321,7 @@ class FedClock(Branched):
 
     def _regressed(self, state: Arrays, total: Arrays, a: Array, count: float, t: int) -> Arrays:
         """Add this round to the sums of the regression; every `_SOLVED` rounds solve it."""
-        memory = 1.0 if self.by == "labels" or self.features == "fixed" else self.memory
+        memory = self.memory if self.by != "labels" and self.features in ("network", "both") else 1.0  # what ages
         mean = total["clues"] / count
         clues = moments_in(state, "server.clue_").plus(a, count, total["clues"], total["clue_pairs"], memory)
         by_round = moments_in(state, "server.round_").plus(a, 1.0, mean, packed_pairs(mean), memory)

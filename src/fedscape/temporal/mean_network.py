@@ -42,7 +42,7 @@ def next_mean(local: LocalSGD, state: Arrays, after: Arrays, inertia: float, t: 
 
 def has_mean(state: Arrays) -> bool:
     """Whether a state has a mean beside its network."""
-    return any(name.startswith("mean.") for name in state)
+    return any(name.startswith("mean.") for name in reversed(state))
 
 
 def with_mean(state: Arrays) -> Arrays:

@@ -17,6 +17,7 @@ from fedscape.types import Array
 
 _TINY = 1e-300
 _ROUNDING = 1e-7  # of the trace: what clients send is in float32
+_TIED = 1e-6  # of a length: differences below it are rounding
 _FEW = 10  # the ridge doubles at this many clients per statistic
 _MOST = 5  # up to this many modes all orders are tried
 
@@ -318,14 +319,19 @@ def vertices(points: Array, n: int) -> Array:
     [1, 3, 0]
     """
     away = points - points.mean(axis=0)
-    chosen = [int((away**2).sum(axis=1).argmax())]
+    chosen = [_first_largest((away**2).sum(axis=1))]
     rest = points - points[chosen[0]]
     while len(chosen) < n:
         lengths = (rest**2).sum(axis=1)
-        chosen.append(int(lengths.argmax()))
+        chosen.append(_first_largest(lengths))
         step = rest[chosen[-1]] / max(math.sqrt(float(lengths.max())), _TINY)
         rest = rest - np.outer(rest @ step, step)
     return np.array(chosen)
+
+
+def _first_largest(lengths: Array) -> int:
+    """The first of those that are largest to rounding: the two ends of a path are equally far from its middle."""
+    return int((lengths >= (1 - _TIED) * lengths.max()).argmax())
 
 
 @lru_cache(maxsize=8)

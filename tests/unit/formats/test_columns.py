@@ -13,6 +13,7 @@ import fedscape as fs
 from fedscape import DataError, Federation
 from fedscape.datasets import read_table
 from fedscape.formats.dialect import find_dialect
+from fedscape.formats.findings import lines_of
 from fedscape.formats.kinds import Overrules, kind_of
 from fedscape.formats.modelled import classes_of, with_same_classes
 from fedscape.formats.reading import Reading, encode, read_columns
@@ -345,3 +346,11 @@ def test_a_weight_that_is_used_is_said_and_one_that_is_not_too():
 def _coded(texts):
     fed = Federation({"v": texts}, [0, len(texts)])
     return fed["v"], fed.names["v"]
+
+
+def test_a_column_that_some_clients_have_not_at_all_is_named_as_theirs():
+    """Where sites have other columns, a quarter of the rows without a value may be one site."""
+    rows = np.array([1.5, 2.5, 3.5, np.nan, np.nan, np.nan, 4.5, np.nan])
+    fed = Federation({"bp": rows, "age": np.arange(8.0)}, [0, 3, 6, 8])
+    lines = lines_of(read_columns(fed).findings)
+    assert any("'bp' has no value in 4 of 8 rows (50.0%), and in no row of 1 of 3 clients: " in line for line in lines)

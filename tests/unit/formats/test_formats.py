@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -527,8 +528,30 @@ def test_a_folder_of_csv_files_is_one_federation(tmp_path: Path) -> None:
     fed = from_csv(tmp_path, client="c", columns=["n"])
     assert fed["n"].tolist() == [2, 1, 3.5]
     (tmp_path / "3.csv").write_text("c,m\nb,3.5\n")
-    with pytest.raises(DataError, match=r"3\.csv has other columns than .*1\.csv"):
+    with pytest.raises(DataError, match=r"3\.csv has other columns than .*1\.csv: it lacks 'n', and it has 'm', which"):
         from_csv(tmp_path, client="c")
+    (tmp_path / "3.csv").write_text("n,c\n3.5,b\n")
+    with pytest.raises(DataError, match=r"3\.csv has other columns than .*1\.csv: in another order.* with empty cells"):
+        from_csv(tmp_path, client="c")
+
+
+def test_a_column_of_numbers_in_one_file_and_texts_in_another_is_named(tmp_path: Path) -> None:
+    for number, cells in enumerate(("1,2", "2,", "3,no")):
+        (tmp_path / f"{number}.csv").write_text(f"c,y\n{cells}\n")
+    said = "the column 'y': 2.csv holds texts such as 'no', 0.csv holds int64 values: write it alike in all"
+    with pytest.raises(DataError, match=re.escape(said)):
+        from_csv(tmp_path, client="c")
+
+
+@pytest.mark.parametrize(("ending", "encoding"), [("\n", "utf-8"), ("\r\n", "utf-16"), ("\n", "utf-8-sig")])
+def test_a_line_of_unlike_length_is_named(tmp_path: Path, ending: str, encoding: str) -> None:
+    """The parser's own message quotes the line, which is hard to find in a long file."""
+    lines = ["c;n;t", 'a;1,5;"x;y"', "", 'b;2,5;"two', 'lines"', "b;3,5;z;;more", "b;4,5"]
+    (tmp_path / "a.csv").write_bytes(ending.join(lines).encode(encoding))
+    with pytest.raises(
+        DataError, match=r"a\.csv is not a readable CSV file: line 6 has 5 cells, where the header names 3"
+    ):
+        from_csv(tmp_path / "a.csv", client="c")
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,7 @@ def test_a_method_that_climbs_has_more_rounds_and_is_advised_for_them(clients):
         climbs=lambda used: used[0],
     )  # fmt: skip
     assert [call["fedem"] for call in calls] == [20, 80]
-    assert [call["fedavg"] for call in calls] == [20, 20]
+    assert [call["fedavg"] for call in calls] == [20, 80]  # as long as what it is compared with
     assert [stage.choice.advised for stage in stages] == ["fedavg", "fedem"]
     assert stages[0].climbing == {"fedem": 0.2}  # though it is shown to be behind
     assert "fedem" not in stages[0].choice.tied
@@ -216,3 +216,23 @@ def test_a_forecast_is_checked_on_a_method_of_the_last_stage():
     alone = play_of(LEVEL, [])(federation(60), LADDER[0], ("local", "fedavg"))[0]
     told = _beside(section, alone, choice, choice, np.ones((60, 1)), order)["prediction"]
     assert told["method"] == "local"
+
+
+@pytest.mark.parametrize(("name", "trees"), [("fedem", 20), ("trees", 80)])
+def test_methods_whose_rounds_are_of_another_kind_have_more_only_where_they_climb(name, trees):
+    """A round of trees is a level of one tree: that FedEM climbs says nothing about them."""
+    calls: list = []
+
+    def play(rows: Federation, limits: Limits, those: dict[str, int]):
+        calls.append(dict(those))
+        judged = play_of(LEVEL, [])(rows, limits, tuple(m for m in those if m != "trees"))[0]
+        hits = {**judged.hits, **({"trees": judged.hits["local"]} if "trees" in those else {})}
+        return replace(judged, hits=hits), {m: [0.2 if m == name else 0.0] for m in those}
+
+    staged(
+        federation(50), budget_of("30s"), play, order=(*ORDER, "trees"), common="fedavg", seed=0,
+        climbs=lambda used: used[0], apart=["trees"],
+    )  # fmt: skip
+    assert calls[0] == dict.fromkeys((*ORDER, "trees"), 20)
+    others = {n for m, n in calls[1].items() if m != "trees"}
+    assert (calls[1]["trees"], others) == (trees, {80 if name == "fedem" else 20})

@@ -44,6 +44,7 @@ from fedscape.temporal.regression import (
     significance,
     tail_of_f,
     unpack,
+    vertices,
 )
 from fedscape.temporal.scores import branch_statistics, score_statistics, unit_scores
 
@@ -628,3 +629,25 @@ def test_branches_are_asked_without_the_module_where_they_are_a_stack():
         np.testing.assert_allclose(method.outputs_of(state, fed, rows).numpy(), asked[rows].numpy(), atol=1e-6)
         again = method.outputs_of({n: v for n, v in state.items() if not n.startswith("model.")}, fed, network="mean")
         np.testing.assert_array_equal(again.numpy(), asked.numpy())
+
+
+@pytest.mark.parametrize(
+    ("how", "ages"),
+    [({}, False), ({"by": "features"}, False), ({"by": "both"}, False), ({"by": "both", "features": "fixed"}, False),
+     ({"by": "features", "features": "network"}, True), ({"by": "labels", "features": "network"}, False)],
+)  # fmt: skip
+def test_what_does_not_change_with_the_network_never_ages(how, ages):
+    """The clock's regression remembers every round, where no feature of the network is in it."""
+    fed, modes = population(20, 4)
+    method = FedClock(training(), Linear(8), memory=0.9, **how)
+    *_, r = rounds(method, fed, n_rounds=20, sampler=Shifting(modes, Linear(8), 6), measure=0)
+    assert (r.state["rounds"] < 10) == ages
+    assert ages or r.state["rounds"] == pytest.approx(20)
+
+
+def test_ends_of_a_path_that_are_equally_far_come_in_the_order_of_the_path():
+    """Rounding, which differs from engine to engine, does not choose the first mode."""
+    points = np.array([[1.0, 0.0], [0.0, 0.3], [-1.0, 0.0], [0.0, -0.3]])
+    for a, b in ((0.0, 1e-9), (1e-9, 0.0)):
+        moved = points + np.array([[a, 0], [0, 0], [-b, 0], [0, 0]])
+        assert vertices(moved, 2).tolist() == [0, 2]

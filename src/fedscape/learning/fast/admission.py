@@ -72,10 +72,10 @@ def _folds(local: LocalSGD, module: Module, params: Tensors, batch: Batch) -> bo
 
 def _gradients(local: LocalSGD, arguments: tuple[Any, ...], *, kernels: bool = True) -> tuple[Module | None, Tensors]:
     """The folded model and its gradients of this batch; no model where it has no such form or does not take them."""
-    twin = folded(trainable_copy(local.model), local.precision, kernels=kernels)
+    twin = folded(trainable_copy(local.model).to(local.device), local.precision, kernels=kernels)
     if twin is None:
         return None, {}
     try:
-        return twin, unfactored(in_one_batch(local, twin.to(local.device))(*arguments)[0])
+        return twin, unfactored(in_one_batch(local, twin)(*arguments)[0])
     except Exception:  # whatever a model says of a shape or a type that only a client by itself has
         return None, {}

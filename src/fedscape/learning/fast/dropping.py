@@ -1,4 +1,7 @@
-"""Keyed dropout in one pass, by a kernel of our own on a GPU."""
+"""Keyed dropout in one pass, by a kernel of our own on a GPU.
+
+benchmarks/fast_paths.py, rows "Triton dropout" (1.14 times) and "Triton pooling and dropout" (1.27).
+"""
 
 from __future__ import annotations
 

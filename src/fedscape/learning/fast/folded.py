@@ -12,18 +12,19 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 
 from fedscape.learning.adapters import LowRank
-from fedscape.learning.fast import depthwise, norms, pooling, recurrence, sequences
-from fedscape.learning.fast.conv import EXACT, can_convolve, convolve, patches_of, runs_kernels
+from fedscape.learning.fast import depthwise, norms, pooling, recurrence
+from fedscape.learning.fast.conv import EXACT, can_convolve, convolve, patches_of
 from fedscape.learning.fast.dropping import drop
-from fedscape.learning.fast.lowrank import FEW, by_turns
+from fedscape.learning.fast.forms import Folded, FoldedLinear, How, scaled, wide
 from fedscape.learning.fast.products import shifted_views, stands_for_product
+from fedscape.learning.fast.sequence_forms import FoldedAttention, FoldedLayerNorm, FoldedLowRank
 from fedscape.learning.layers import (
     Attention,
     Cells,
@@ -36,26 +37,6 @@ from fedscape.learning.layers import (
     kept,
 )
 from fedscape.types import Tensor
-
-
-class How(NamedTuple):
-    """How layers compute: in which precision, and whether by kernels of our own where there are any."""
-
-    precision: str = "exact"
-    kernels: bool = True
-
-    @property
-    def exact(self) -> bool:
-        """Whether products have all digits of their type."""
-        return self.precision == "exact"
-
-    def runs(self, x: Tensor) -> bool:
-        """Whether a kernel takes this tensor."""
-        return self.kernels and runs_kernels(x)
-
-    def kind(self, own: Any) -> Any:
-        """The type of products of numbers of this type."""
-        return torch.bfloat16 if self.precision == "bf16" else own
 
 
 def folded(module: Module, precision: str = "exact", *, kernels: bool = True) -> Module | None:
@@ -85,60 +66,6 @@ def folded(module: Module, precision: str = "exact", *, kernels: bool = True) ->
     users = [id(p) for m in owners for p in m.parameters(recurse=False)]
     all_folded = all(isinstance(m, Folded) for m in owners) and not watched
     return twin[0] if all_folded and len(set(users)) == len(users) else None
-
-
-class Folded(nn.Module):  # type: ignore[misc]
-    """A layer that holds the weights of a plain one, and is called with those of many clients in their place."""
-
-    def __init__(self, layer: Module, how: How) -> None:
-        super().__init__()
-        self.how = how
-        for name, p in layer.named_parameters(recurse=False):
-            self.register_parameter(name, p)
-        for name in ("weight", "bias"):
-            if getattr(self, name, None) is None:
-                self.register_parameter(name, None)
-
-    def both(self) -> tuple[Tensor, Tensor | None]:
-        """Weights and biases of as many clients; frozen ones are one for all, so that products have all rows."""
-        weight, bias = self.weight, self.bias
-        if weight is None or bias is None or len(weight) == len(bias):
-            return weight, bias
-        rows = max(len(weight), len(bias))
-        return weight.expand(rows, *weight.shape[1:]), bias.expand(rows, *bias.shape[1:])
-
-
-class FoldedLinear(Folded):
-    """A linear layer; while `watched` it adds a `probe` to its output and records its input rows.
-
-    The gradient of a probe of zeros is that of the output, and with the rows it makes that of the weights: two thin
-    factors, where the gradient itself is as large as the weights. With a trail the weights are those that clients began
-    with, [1 or kinds, out, features], assigned round-robin; the low-rank update comes from its rows.
-    """
-
-    def __init__(self, layer: Module, how: How) -> None:
-        super().__init__(layer, how)
-        self.watched, self.rows = False, None
-        for name in ("probe", "trail_up", "trail_rows"):
-            self.register_buffer(name, torch.zeros(()))
-
-    def forward(self, x: Tensor) -> Tensor:
-        out, features = self.weight.shape[1:]
-        if self.watched:
-            rows = x.reshape(len(self.probe), -1, features).to(self.weight.dtype)
-            self.rows = rows.detach()
-            output = by_turns(rows, self.weight) + (
-                self.probe if self.bias is None else self.probe + self.bias[:, None]
-            )
-            if self.trail_up.ndim:
-                output = output - rows @ self.trail_rows.transpose(1, 2) @ self.trail_up
-            return output.reshape(*x.shape[:-1], out)
-        weight, bias = self.both()
-        rows = x.reshape(len(weight), -1, features)
-        kind = self.how.kind(weight.dtype) if rows.shape[1] >= FEW else weight.dtype
-        output = rows.to(kind) @ weight.transpose(1, 2).to(kind)
-        output = output if bias is None else output + bias[:, None].to(kind)
-        return output.reshape(*x.shape[:-1], out)
 
 
 class _Conv2d(Folded):
@@ -230,42 +157,17 @@ class _GroupNorm(Folded):
             ends: dict[str, Any] = {"lowest": self.lowest, "highest": self.highest}
             output = norms.norm(rows, added, *self.both(), self.groups, self.eps, **ends)
             return output.permute(0, 3, 1, 2)
-        output = functional.group_norm(_wide(x, self.weight), self.groups, None, None, self.eps)
-        output = _scaled(output, *self.both(), (x.shape[1], *[1] * (x.ndim - 2)))
+        output = functional.group_norm(wide(x, self.weight), self.groups, None, None, self.eps)
+        output = scaled(output, *self.both(), (x.shape[1], *[1] * (x.ndim - 2)))
         output = output if beside is None else output + beside
         if self.highest:
             return functional.hardtanh(output, 0.0, self.highest)
         return functional.relu(output) if self.lowest else output
 
 
-class _LayerNorm(Folded):
-    def __init__(self, layer: Module, how: How) -> None:
-        super().__init__(layer, how)
-        self.shape, self.eps = layer.normalized_shape, layer.eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.bias is not None and len(self.weight) == len(self.bias) == 1:  # frozen: one for all clients
-            return functional.layer_norm(_wide(x, self.weight), self.shape, self.weight[0], self.bias[0], self.eps)
-        output = functional.layer_norm(_wide(x, self.weight), self.shape, None, None, self.eps)
-        return _scaled(output, *self.both(), (*[1] * (x.ndim - 1 - len(self.shape)), *self.shape))
-
-
 def _rows(x: Tensor, kind: Any) -> Tensor:
     """Images [batch, channels, H, W] with channels last."""
     return x.to(kind).permute(0, 2, 3, 1).contiguous()
-
-
-def _wide(x: Tensor, weight: Tensor | None) -> Tensor:
-    """Cast to the type of the weights: means and variances are not computed in a shorter one."""
-    return x if weight is None else x.to(weight.dtype)
-
-
-def _scaled(x: Tensor, weight: Tensor | None, bias: Tensor | None, shape: tuple[int, ...]) -> Tensor:
-    """x times the weight of its client plus its bias, both [clients, ...], of this shape in one sample."""
-    if weight is None:
-        return x
-    each = x.reshape(len(weight), -1, *x.shape[1:]) * weight.reshape(len(weight), 1, *shape)
-    return (each if bias is None else each + bias.reshape(len(bias), 1, *shape)).reshape(x.shape)
 
 
 class _Embedding(Folded):
@@ -322,46 +224,14 @@ class _Cells(Cells):
         return super().forward(driven, recurrent)
 
 
-class _LowRank(Folded):
-    """An adapted linear layer: one product for the weights that all clients share, two thin ones for its update."""
-
-    def __init__(self, layer: LowRank, how: How) -> None:
-        super().__init__(layer, how)
-        self.layer, self.factor = FoldedLinear(layer.layer, how), layer.factor
-
-    def forward(self, x: Tensor) -> Tensor:
-        base, clients = self.layer, max(len(self.down), len(self.up))  # a frozen factor is one for all
-        rows = x.reshape(clients, -1, x.shape[-1])
-        if rows.shape[1] >= FEW and self.how.runs(x) and sequences.adapts(base.weight, base.bias):
-            update = (self.down, self.up, self.factor, self.how.kind(base.weight.dtype))
-            return sequences.adapted(rows, base.weight, base.bias, *update).reshape(*x.shape[:-1], -1)
-        kind = (whole := base(x)).dtype
-        update = rows.to(kind) @ self.down.to(kind).transpose(1, 2) @ self.up.to(kind).transpose(1, 2)
-        return whole + self.factor * update.reshape(whole.shape)
-
-
-class _Attention(Attention):
-    """By a kernel of torch's own that writes no scores, where numbers are short enough for it."""
-
-    def __init__(self, layer: Attention, how: How) -> None:
-        super().__init__(layer.heads, causal=layer.causal)
-        self.how = how
-
-    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        kind = self.how.kind(query.dtype)
-        if self.how.runs(query) and sequences.attends(kind):
-            return sequences.attention(*(self.apart(x.to(kind)) for x in (query, key, value)), causal=self.causal)
-        return super().forward(query, key, value)
-
-
-LAYERS = (Folded, _Pool, _Dropout, _Cells, _Attention)  # what may run kernels or take products in shorter numbers
+LAYERS = (Folded, _Pool, _Dropout, _Cells, FoldedAttention)  # what may run kernels or take products in shorter numbers
 
 _FORMS: dict[type, Callable[[Any, How], Module]] = {
     nn.Linear: FoldedLinear,
     nn.GroupNorm: _GroupNorm,
     RectifiedNorm: _GroupNorm,
-    LowRank: _LowRank,
-    nn.LayerNorm: _LayerNorm,
+    LowRank: FoldedLowRank,
+    nn.LayerNorm: FoldedLayerNorm,
 }
 
 
@@ -374,7 +244,7 @@ def _form(layer: Module, how: How) -> Module | None:
     if is_plain(layer, Cells):
         return _Cells(how)
     if is_plain(layer, Attention):
-        return _Attention(layer, how)
+        return FoldedAttention(layer, how)
     if is_plain(layer, nn.Embedding) and layer.max_norm is layer.padding_idx is None and not layer.scale_grad_by_freq:
         return _Embedding(layer, how)
     if is_plain(layer, nn.Conv2d) and stands_for_product(layer):

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.func import functional_call
 
-from fedscape.learning.fast.folded import FoldedLinear
+from fedscape.learning.fast.forms import FoldedLinear
 from fedscape.learning.fast.lowrank import Factors, Trail
 from fedscape.learning.layers import Module
 from fedscape.learning.local import LocalSGD

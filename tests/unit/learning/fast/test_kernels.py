@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from fedscape.learning import Adapted, LocalSGD, cross_entropy, models
-from fedscape.learning.fast import admission, agreement, folded, program, sequences
+from fedscape.learning.fast import admission, agreement, folded, forms, program, sequences
 from fedscape.learning.fast.gradients import in_one_batch
 from fedscape.learning.layers import RectifiedNorm, trainable_copy
 
@@ -52,15 +52,15 @@ def as_kernels(monkeypatch):
 
         monkeypatch.setattr(owner, name, call)
 
-    monkeypatch.setattr(folded, "runs_kernels", lambda x: x.is_floating_point())
+    monkeypatch.setattr(forms, "runs_kernels", lambda x: x.is_floating_point())
     standing_in(folded.norms, "norm", "norm")
     standing_in(folded.pooling, "pool", "pool")
     standing_in(folded.recurrence, "recur", "recur")
     standing_in(folded.depthwise, "convolve", "depthwise")
     standing_in(folded, "drop", "drop")
-    standing_in(folded.sequences, "adapted", "adapted")
-    standing_in(folded.sequences, "attention", "attention")
-    monkeypatch.setattr(folded.sequences, "attends", lambda kind: True)
+    standing_in(sequences, "adapted", "adapted")
+    standing_in(sequences, "attention", "attention")
+    monkeypatch.setattr(sequences, "attends", lambda *_, **__: True)
     return called
 
 
@@ -96,19 +96,7 @@ def test_adapted_layers_in_fewer_passes_are_what_their_twin_is(bias, frozen):
     leaves = [v.requires_grad_() for v in ([rows, up] if frozen else [rows, up, down])]
     along, both = torch.randn(3, 7, 6, dtype=torch.float64), []
     for way in (sequences.adapted, plain_kernels.adapted):
-        output = way(rows, weight, shift, down, up, 1.5, torch.float64)
-        both.append([output, *torch.autograd.grad(output, leaves, along)])
-    for one, other in zip(*both, strict=True):
-        assert torch.allclose(one, other, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("causal", [True, False])
-def test_attention_without_scores_is_what_its_twin_is(causal):
-    torch.manual_seed(0)
-    leaves = [torch.randn(3, 2, 7, 4, dtype=torch.float64, requires_grad=True) for _ in range(3)]
-    along, both = torch.randn(3, 7, 8, dtype=torch.float64), []
-    for way in (sequences.attention, plain_kernels.attention):
-        output = way(*leaves, causal=causal)
+        output = way(rows, weight, shift, down, up, 1.5)
         both.append([output, *torch.autograd.grad(output, leaves, along)])
     for one, other in zip(*both, strict=True):
         assert torch.allclose(one, other, rtol=1e-12, atol=1e-12)
@@ -236,7 +224,7 @@ def test_biases_whose_gradients_cancel_do_not_settle_it():
 def test_kernels_give_what_their_twins_give():
     script = """
     import torch
-    from fedscape.learning.fast.triton import convolutions, depthwise, norms, pooling, recurrence, sums
+    from fedscape.learning.fast.triton import convolutions, depthwise, norms, pooling, recurrence, sequences, sums
     import plain_kernels as plain
     torch.manual_seed(0)
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -292,6 +280,14 @@ def test_kernels_give_what_their_twins_give():
     key, x = torch.randint(1, 2**31 - 1, (3, 2), dtype=torch.int32, device=device), r(3, 4, 6, 5, 5)
     for channels in (False, True):
         near(sums.drop(x, key, 0.3, 25 if channels else 1), plain.drop(x, key, 0.3, channels=channels))
+    for time, heads, deep, causal in [(5, 2, 4, True), (33, 3, 16, False), (80, 2, 20, True)]:
+        held = leaves(*(r(3, time, heads * deep) for _ in range(3)))
+        q, k, v = (x.detach().float() for x in held)
+        want = plain.attention(*held, heads, causal=causal)
+        near(sequences.attend(q, k, v, heads, causal, "ieee"), want)
+        along, grads = back(want, *held)
+        for a, b in zip(sequences.attend_back(along, q, k, v, heads, causal, "ieee"), grads):
+            near(a, b)
     for kinds, starts in [(1, 1), (1, 4), (3, 1), (3, 3), (3, 12)]:
         now, start = (r(n, 5, 3, 3, 7).movedim(-1, 2) for n in (4 * kinds, starts))
         weights = torch.rand((4, kinds) if kinds > 1 else 4, dtype=torch.float64, device=device)
