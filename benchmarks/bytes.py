@@ -152,10 +152,10 @@ def main() -> None:
             continue  # half a minute
         rows.append(measured(name, engine, lambda method=method: trained(method, engine)))
     note = f"{n:,} clients of {ROWS} rows, {m} for training; the largest round counts; CPU time of one thread"
-    report("bytes", rows, note=note)
+    report("engine_bytes", rows, note=note)
     print()
     note = f"all clients in every round; machines of {CORES} cores like the one measured"
-    report("scale", [scaled(row) for row in rows], note=note)
+    report("engine_scale", [scaled(row) for row in rows], note=note)
 
 
 if __name__ == "__main__":

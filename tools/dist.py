@@ -1,7 +1,9 @@
-"""Build the wheel and the sdist, install each in an environment of its own, and try the command: `make dist`.
+"""Build the wheel and the sdist, install each with all extras in an environment of its own, and try it: `make dist`.
 
-The dependencies are those of the environment that runs this script; pip and uv fetch nothing. fedscape comes from the
-file alone, as the script checks. Stops on the first thing that is wrong.
+The dependencies are those of the environment that runs this script; pip and uv fetch nothing, and refuse if one is
+missing or of a wrong version. fedscape comes from the file alone, as the script checks. With `--fetch` the wheel is
+first installed in an empty environment, with all that it asks for from the index, at the versions of the locks (some
+GB). Stops on the first thing that is wrong.
 """
 
 from __future__ import annotations
@@ -16,6 +18,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 DIST = ROOT / "dist"
 MOST = 3 * 2**20  # bytes of a file
+EXTRAS = "all"
+LOCKS = ("requirements.lock", "requirements-dev.lock", "requirements-torch.lock")
+IMPORTED = "torch, ray, flwr, matplotlib, optuna, tensorboard"  # one package of each extra in EXTRAS
 TRIED = (
     ["--help"],
     ["describe", "femnist-labels", "--column", "y"],
@@ -57,11 +62,25 @@ def uv() -> str:
 
 
 def install(file: Path, python: Path, *, by: str) -> None:
-    """Install one file without its dependencies."""
+    """Install one file with all extras, from what is there: pip reads its requirements; uv looks at nobody's folder."""
     how = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-index"]
+    named = f"{file}[{EXTRAS}]"
     if by == "uv":
-        how = [uv(), "pip", "install", "--quiet", "--offline", "--python", str(python)]
-    subprocess.run([*how, "--no-deps", "--no-build-isolation", str(file)], check=True)
+        how = [uv(), "pip", "install", "--quiet", "--offline", "--no-deps", "--python", str(python)]
+    subprocess.run([*how, "--no-build-isolation", named], check=True)
+
+
+def fetched(wheel: Path, folder: Path) -> Path:
+    """An empty environment with the wheel, and everything that it asks for, from the index."""
+    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+    python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+    pins = folder / "pins.txt"  # constraints have no hashes
+    lines = [line for lock in LOCKS for line in (ROOT / lock).read_text().splitlines() if line[:1].isalnum()]
+    pins.write_text("\n".join(line.rstrip("\\ ") for line in lines))
+    call = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--only-binary", ":all:"]
+    subprocess.run([*call, "-c", str(pins), f"{wheel}[{EXTRAS}]"], check=True)
+    subprocess.run([str(python), "-m", "pip", "check"], check=True, stdout=subprocess.DEVNULL)
+    return python
 
 
 def attempt(python: Path, folder: Path) -> None:
@@ -73,7 +92,8 @@ def attempt(python: Path, folder: Path) -> None:
         )
         if done.returncode or not done.stdout.strip():
             raise SystemExit(f"fedscape {' '.join(words)} ended with {done.returncode}: {done.stderr}")
-    code = "import fedscape, pathlib; print(fedscape.__version__, pathlib.Path(fedscape.__file__).parent)"
+    code = f"import {IMPORTED}\n"
+    code += "import fedscape, pathlib; print(fedscape.__version__, pathlib.Path(fedscape.__file__).parent)"
     code += "; assert pathlib.Path(fedscape.__file__).with_name('py.typed').is_file()"
     told = subprocess.run([str(python), "-c", code], cwd=folder, env=plain, check=True, capture_output=True, text=True)
     version, place = told.stdout.split(maxsplit=1)
@@ -83,7 +103,13 @@ def attempt(python: Path, folder: Path) -> None:
 
 
 def main() -> None:
-    for file in build():
+    files = build()
+    if "--fetch" in sys.argv[1:]:
+        (wheel,) = (file for file in files if file.suffix == ".whl")
+        print(f"{wheel.name}[{EXTRAS}], and what it asks for from the index")
+        with tempfile.TemporaryDirectory() as folder:
+            attempt(fetched(wheel, Path(folder).resolve() / "env"), Path(folder).resolve())
+    for file in files:
         for by in ("pip", "uv") if Path(uv()).exists() else ("pip",):
             if by == "uv" and file.suffix != ".whl":
                 continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import runpy
@@ -16,6 +17,7 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+INDIRECT = {"cryptography", "triton"}  # come with flwr, and with torch where there is a GPU
 CONDA = {"torch": "pytorch", "matplotlib": "matplotlib-base"}  # names that differ there
 RELEASE = ROOT / "tools" / "release.py"
 WORKFLOW = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text("utf-8"))
@@ -36,6 +38,27 @@ def test_the_recipe_for_conda_has_the_dependencies_of_the_project():
     run = bounds(recipe()["requirements"]["run"])
     assert run.pop("python") == PROJECT["requires-python"]
     assert run == bounds(PROJECT["dependencies"])
+
+
+def test_what_is_imported_is_a_dependency_by_its_own_name():
+    """Not through another package: typer 0.26 no longer brings click, and what pip had installed could not start."""
+    named = bounds([*PROJECT["dependencies"], *(d for more in PROJECT["optional-dependencies"].values() for d in more)])
+    called = {
+        "dp_accounting": "dp-accounting",
+        "flwr_datasets": "flwr-datasets",
+        "sklearn": "scikit-learn",
+        "PIL": "pillow",
+        "yaml": "pyyaml",
+    }
+    imported = set()
+    for path in (ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                imported.add((node.module or "").split(".")[0])
+    theirs = imported - set(sys.stdlib_module_names) - {"fedscape"}
+    assert {called.get(name, name) for name in theirs} - set(named) == INDIRECT
 
 
 def test_optional_packages_of_the_recipe_have_the_bounds_of_the_extras():

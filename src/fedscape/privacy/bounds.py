@@ -114,10 +114,13 @@ class Booked:
 
     def weakest(self, false_positive: Array, false_negative: Array) -> tuple[int, float]:
         """The pair of rates that rules out the most noise, and the smallest factor of `FACTORS` that it breaks."""
-        far = np.stack([self.excess(false_positive, false_negative, f) for f in FACTORS])  # [factors, pairs]
-        broken = (far > 0).any(axis=1)
-        least = int(broken.argmax()) if broken.any() else len(FACTORS) - 1
-        return int(far[least].argmax()), float(FACTORS[least] - far[least].max() * 1e-6)
+        low, high = 0, len(FACTORS) - 1
+        far = {high: self.excess(false_positive, false_negative, FACTORS[high])}  # [pairs]
+        while low < high and (far[high] > 0).any():  # rates that break some noise break more of it: bisect
+            middle = (low + high) // 2
+            far[middle] = self.excess(false_positive, false_negative, FACTORS[middle])
+            low, high = (low, middle) if (far[middle] > 0).any() else (middle + 1, high)
+        return int(far[high].argmax()), float(FACTORS[high] - far[high].max() * 1e-6)
 
     def bound(self, false_positive: float, false_negative: float, delta: float) -> float:
         """Epsilon of the noisiest mechanism of the family that these rates do not break; 0 if nothing is proven."""

@@ -192,7 +192,11 @@ def _clients(learn: dict[str, Any]) -> str:
 
 
 def settled_by(learn: dict[str, Any]) -> str:
-    """Say what would give a clearer answer."""
+    """Say what would give a clearer answer: a larger budget, if it would go on."""
+    if learn["stages"][-1]["settled"]:
+        return "; the tournament ended before that, as which method to advise was settled"
+    if learn["capped"] and learn.get("budget") == _LARGEST:
+        return "; the largest --budget leaves out clients or rows, and no budget has more"
     if learn["capped"]:
         return "; a larger --budget uses more of the clients and rows"
     if learn.get("climbing"):
