@@ -10,12 +10,10 @@ nothing. CIFAR-10 is JPEG-compressed here.
 
 from __future__ import annotations
 
-import json
 import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +21,7 @@ import torch
 
 import fedscape as fs
 from fedscape.learning import FedAvg, LocalSGD, cross_entropy, evaluate, models
-from table import arguments, half_width, report, report_each
+from table import arguments, half_width, report, report_each, rows_of, without_origin
 from training_gpu import cifar
 
 CUDA = torch.cuda.is_available()
@@ -44,9 +42,9 @@ def main() -> None:
     if not args.summary:
         report_each("gpu_precision_runs", runs(args), note=note, out=args.out)
         return
-    lines = [json.loads(line) for file in args.summary.split(",") for line in Path(file).read_text().splitlines()]
-    report("gpu_precision_runs", lines, note=note)
-    report("gpu_precision", list(compared(lines)), note=note)
+    lines = [line for file in args.summary.split(",") for line in rows_of(file)]
+    report("gpu_precision_runs", without_origin(lines), cells=lines)
+    report("gpu_precision", list(compared(lines)), cells=lines)
 
 
 def runs(args: Any) -> Iterator[dict[str, Any]]:
@@ -111,7 +109,7 @@ def handwriting(quick: bool) -> Task:
     n, more = (16, 4) if quick else (80, 20)
     rng, writers = np.random.default_rng(0), np.flatnonzero(fed.sizes >= n + more)
     places = np.stack([fed.offsets[w] + rng.permutation(fed.sizes[w])[: n + more] for w in writers])
-    train, test = rows_of(fed, places[:, :n]), rows_of(fed, places[:, n:])
+    train, test = clients_of(fed, places[:, :n]), clients_of(fed, places[:, n:])
     return Task(train, test, trained(models.cnn(), lr=0.1), 2 if quick else 20, 1 if quick else 150)
 
 
@@ -121,14 +119,14 @@ def plays(quick: bool) -> Task:
     rng, roles = np.random.default_rng(0), np.flatnonzero(fed.sizes >= 100)
     spread = [np.linspace(fed.offsets[r], fed.offsets[r + 1] - 1, 50).astype(np.int64) for r in roles]
     places = np.stack([rng.permutation(rows) for rows in spread])
-    whole = rows_of(fed, places[:, :40]), rows_of(fed, places[:, 40:])
+    whole = clients_of(fed, places[:, :40]), clients_of(fed, places[:, 40:])
     train, test = (part.with_column("x", part["x"][:, -40:]).with_column("y", part["y"].astype(int)) for part in whole)
     return Task(
         train, test, replace(trained(models.char_lstm(), lr=0.003), optimiser="adam"), *((2, 1) if quick else (20, 150))
     )
 
 
-def rows_of(fed: fs.Federation, places: np.ndarray) -> fs.Federation:
+def clients_of(fed: fs.Federation, places: np.ndarray) -> fs.Federation:
     """Clients with these rows [clients, rows]."""
     columns = {name: fed[name][places.reshape(-1)] for name in ("x", "y")}
     return fs.Federation(columns, np.arange(len(places) + 1) * places.shape[1])

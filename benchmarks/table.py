@@ -45,17 +45,28 @@ def report(name: str, rows: list[dict[str, Any]], *, note: str = "", cells: Sequ
 def report_each(name: str, rows: Iterable[dict[str, Any]], *, note: str = "", out: str = "") -> None:
     """`report`, with each row printed and written as it comes, so that a run that is stopped leaves what it had.
 
-    Rows are also added to the file `out`, if any; those of earlier runs in it come first.
+    Rows are also added to the file `out`, if any; those of earlier runs in it come first. There each row says as its
+    "origin" how it was made, as the `cells` of `report` do.
     """
-    lines = [json.loads(line) for line in Path(out).read_text().splitlines()] if out and Path(out).exists() else []
+    lines = without_origin(rows_of(out)) if out and Path(out).exists() else []
     for row in rows:
         print({k: round(v, 5) if isinstance(v, float) else v for k, v in row.items()}, flush=True)
         lines.append(row)
         if out:
             with open(out, "a") as file:
-                file.write(json.dumps(row, default=float) + "\n")
+                made = {**row, "origin": {**origin(), "versions": versions()}}
+                file.write(json.dumps(made, default=float) + "\n")
         write(name, lines, note=note)
     report(name, lines, note=note)
+
+
+def rows_of(file: str | Path) -> list[dict[str, Any]]:
+    """The rows of a file with one in each line."""
+    return [json.loads(line) for line in Path(file).read_text().splitlines()]
+
+
+def without_origin(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{name: value for name, value in row.items() if name != "origin"} for row in rows]
 
 
 def write(name: str, rows: list[dict[str, Any]], *, note: str = "", cells: Sequence[dict[str, Any]] = ()) -> None:
