@@ -99,7 +99,7 @@ GPU = [  # a path has a row on each task it serves; those that compile longest c
         for name, off in (
             ("recorded round", lambda: [patch(program.Program, "whole", none)]),
             ("recorded step", lambda: [patch(program, "records", no), patch(trainers, "records", no)]),
-            ("low-rank update", lambda: [patch(program, "_is_smaller", no)]),
+            ("low-rank update", lambda: [patch(program, "is_smaller", no)]),
             ("low-rank gradient", lambda: [patch(program.Program, "_once", lambda *_: {})]),
             ("folded", unfolded),
         )
@@ -107,6 +107,8 @@ GPU = [  # a path has a row on each task it serves; those that compile longest c
     *(
         Path(name, task, off)
         for name, task, off in (
+            ("own steps", "resnet", lambda: [patch(program, "own_steps", lambda *_: {})]),
+            ("own steps", "mobilenet", lambda: [patch(program, "own_steps", lambda *_: {})]),
             ("Triton norm", "resnet", lambda: [kernelless(folded._GroupNorm)]),
             ("Triton depthwise", "mobilenet", lambda: [kernelless(folded._Depthwise)]),
             ("Triton recurrence", "lstm", lambda: [kernelless(folded._Cells)]),

@@ -3,7 +3,8 @@
 `--only` takes rounds (milliseconds a round of six networks, by strategy and precision, with the operations and bytes
 that their layers need and the time in which the machine could do them), first (seconds of the first round in a new
 process, by `--products tf32,bf16`), long (1,500 rounds on CIFAR-10: seconds and accuracy), sweep (36 settings as one
-run against one), peers (pfl-research and Flower's simulation) or profile (the longest kernels); `--task` names networks
+run against one), peers (pfl-research and Flower's simulation), profile (the longest kernels) or roofline (kernels of
+large networks by what they do, beside their least bytes and operations); `--task` names networks
 of rounds or the cohort of a sweep, `--products` a precision, `--strategy` a strategy. `--first` is a file that
 `--only first --out` made, for a column of rounds. CIFAR-10 is JPEG-compressed here; random images stand in where there
 is none. Every row is printed and written as it comes, also to the file `--out`, whose rows of earlier runs are reported
@@ -46,7 +47,7 @@ SQUARES = (8192, 16384) if CUDA else (64,)
 def main() -> None:
     args = arguments(__doc__, only="rounds", task="", products="", strategy="", out="", first="", repeats=80)
     run = {"rounds": round_times, "first": first_rounds, "long": long_runs, "sweep": sweeps, "peers": peers,
-           "profile": profiles}[args.only]  # fmt: skip
+           "profile": profiles, "roofline": rooflines}[args.only]  # fmt: skip
     note = f"{torch.cuda.get_device_name() if CUDA else 'no GPU'}, torch {torch.__version__}"
     report_each(f"gpu_{args.only}", run(args), note=note, out=args.out)
 
@@ -218,6 +219,75 @@ def profiles(args: Any) -> Iterator[dict[str, Any]]:
             seconds(FedAvg(local), fed, cohort, 3)  # recorded
             for name, took in by_kernel(FedAvg(local), fed, cohort)[:25]:
                 yield {"task": task, "products": precision, "kernel": name[:80], "ms": took}
+
+
+#: What kernels do, by parts of their names: the first that fits.
+KINDS = {
+    "norms": ("_norm",),
+    "depthwise convolutions": ("_depthwise",),
+    "products": ("_convolve", "_to_images", "_to_weights", "gemm", "nvjet", "cutlass"),
+    "copies between host and device": ("HtoD", "DtoH"),
+    "steps of SGD and sums of moves": ("_descend", "_summed"),
+}
+
+
+def kind_of(kernel: str) -> str:
+    """What a kernel does."""
+    return next((kind for kind, parts in KINDS.items() if any(part in kernel for part in parts)), "other passes")
+
+
+def rooflines(args: Any) -> Iterator[dict[str, Any]]:
+    """Of large convolutional networks: what must be read, written and multiplied in a round, and what it takes.
+
+    Bytes of products are their inputs, outputs and weights, each once forward and once for each of two gradients, with
+    the step of the weights in the last; those of norms and depthwise convolutions their images alone. Rates are those
+    of a large copy and a large product.
+    """
+    copied = bandwidth()
+    for task, (fed, model, cohort, batch) in tasks(args.quick).items():
+        if not any(name in task for name in ("ResNet", "MobileNet")) or args.task not in task:
+            continue
+        for precision in (p for p in (("tf32", "bf16") if CUDA else ("exact",)) if args.products in p):
+            local = LocalSGD(model, cross_entropy, lr=0.01, epochs=1, batch_size=batch, device=DEVICE)
+            local, rate = replace(local, precision=precision), product_rate(precision)
+            work, took = least_by_kind(local, fed, cohort, precision), dict.fromkeys([*KINDS, "other passes"], 0.0)
+            if CUDA:
+                seconds(FedAvg(local), fed, cohort, 3)  # recorded
+                for kernel, ms in by_kernel(FedAvg(local), fed, cohort):
+                    took[kind_of(kernel)] += ms
+            for kind, ms in took.items():
+                size, operations = work.get(kind, (0.0, 0.0))
+                line: dict[str, Any] = {"task": task, "products": precision, "kind": kind}
+                line |= {"GB": size / 1e9 or "", "TFLOP": operations / 1e12 or ""}
+                line["ms by bytes"] = 1000 * size / copied if size else ""
+                line["ms by operations"] = 1000 * operations / rate if operations else ""
+                yield {**line, "ms in kernels": ms}
+
+
+def least_by_kind(local: LocalSGD, fed: fs.Federation, cohort: int, precision: str) -> dict[str, tuple[float, float]]:
+    """Bytes and operations that the layers of each kind cannot do without, in all steps of a round."""
+    steps, width = int(local.timing.all_steps(fed.sizes[:1])[0]), 2 if precision == "bf16" else 4
+    size, operations = dict.fromkeys(KINDS, 0.0), 0.0
+
+    def look(layer: Any, given: Any, made: torch.Tensor) -> None:
+        nonlocal operations
+        images = width * (sum(x.numel() for x in given) + made.numel())
+        if isinstance(layer, torch.nn.GroupNorm):  # forward; back it reads three and writes one or two
+            size["norms"] += images + width * (3 * made.numel() + sum(x.numel() for x in given))
+        elif isinstance(layer, torch.nn.Conv2d) and layer.groups > 1:
+            size["depthwise convolutions"] += 3 * images
+        else:
+            weights = layer.weight.numel()  # read twice as products want them, then read, moved and written as both
+            size["products"] += 3 * images + weights * (2 * width + 8 + (width if width < 4 else 0))
+            operations += 3 * 2 * made.numel() // layer.weight.shape[0] * weights
+
+    kinds = (torch.nn.Conv2d, torch.nn.Linear, torch.nn.GroupNorm)
+    hooks = [m.register_forward_hook(look) for m in local.model.modules() if isinstance(m, kinds)]
+    with torch.no_grad():
+        local.model.cpu()(local.inputs(torch.from_numpy(fed["x"][: local.batch_size])))
+    for hook in hooks:
+        hook.remove()
+    return {kind: (cohort * steps * n, cohort * steps * operations * (kind == "products")) for kind, n in size.items()}
 
 
 def cnn(precision: str) -> LocalSGD:

@@ -28,13 +28,44 @@ def convolve(x, weight, bias, padding, stride, *, groups=1):
     return torch.cat(outputs).permute(0, 2, 3, 1)
 
 
-def depthwise(x, weight, bias, padding, stride):
+class _Stepping(torch.autograd.Function):
+    """Parameters that take their own step once their gradient is there."""
+
+    @staticmethod
+    def forward(ctx, values, rates, short):
+        ctx.held = values.detach(), rates, short
+        return values.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        values, rates, short = ctx.held
+        values -= rates.reshape(-1, *[1] * (values.ndim - 1)).to(values.dtype) * gradient
+        if short is not None:
+            short.copy_(values)
+        return None, None, None
+
+
+def stepping(values, rates, short=None):
+    """These parameters; with rates, moved by them in the backward pass."""
+    return values if values is None or rates is None else _Stepping.apply(values, rates, short)
+
+
+def moving(x, weight, bias, step, how):
+    """A convolution whose weights [clients, out, H, W, channels] take their own step."""
+    if step is not None:
+        weight, bias = stepping(weight, step.rates, step.short), stepping(bias, step.rates)
+    return convolve(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype), how.padding, how.stride)
+
+
+def depthwise(x, weight, bias, padding, stride, rates=None):
     """Kernels [clients, H, W, channels], a channel by itself."""
+    weight, bias = stepping(weight, rates), stepping(bias, rates)
     return convolve(x, weight.permute(0, 3, 1, 2).unsqueeze(4), bias, padding, stride, groups=x.shape[3])
 
 
-def norm(x, beside, weight, bias, groups, eps, *, lowest=False, highest=0.0):
+def norm(x, beside, weight, bias, groups, eps, *, lowest=False, highest=0.0, rates=None):
     """A group norm, the sum with another image, and both ends cut off."""
+    weight, bias = stepping(weight, rates), stepping(bias, rates)
     batch = len(x) // len(weight)
     factor, shift = (v.repeat_interleave(batch, dim=0)[:, None, None].to(x.dtype) for v in (weight, bias))
     output = functional.group_norm(x.permute(0, 3, 1, 2), groups, eps=eps).permute(0, 2, 3, 1) * factor + shift

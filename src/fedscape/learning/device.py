@@ -202,12 +202,28 @@ class Device:
         """Tensors copied to host arrays."""
         if not self.local.on_gpu:
             return {name: values.cpu().numpy() for name, values in tensors.items()}
+        if len(tensors) > 1 and sum(t.numel() * t.element_size() for t in tensors.values()) <= PINNED:
+            return self._fetched_as_one(tensors)
         size = {n: t.numel() * t.element_size() for n, t in tensors.items()}
         pinned = {n: torch.empty(t.shape, dtype=t.dtype, pin_memory=size[n] <= PINNED) for n, t in tensors.items()}
         for name, values in tensors.items():
             pinned[name].copy_(values, non_blocking=True)  # several times as fast as to pageable memory
         torch.cuda.synchronize(self.local.device)
         return {name: values.numpy() for name, values in pinned.items()}
+
+    def _fetched_as_one(self, tensors: Mapping[str, Tensor]) -> dict[str, Array]:
+        """The same by one copy for all tensors of a type."""
+        arrays: dict[str, Array] = {}
+        for kind in dict.fromkeys(t.dtype for t in tensors.values()):
+            some = {n: t for n, t in tensors.items() if t.dtype == kind}
+            whole = torch.cat([t.reshape(-1) for t in some.values()])
+            pinned = torch.empty(whole.shape, dtype=kind, pin_memory=True)
+            pinned.copy_(whole, non_blocking=True)
+            ends = np.cumsum([t.numel() for t in some.values()])
+            parts = zip(some.items(), np.split(pinned.numpy(), ends[:-1]), strict=True)
+            arrays |= {n: part.reshape(tuple(t.shape)) for (n, t), part in parts}
+        torch.cuda.synchronize(self.local.device)
+        return {n: arrays[n] for n in tensors}
 
     # -- what clients keep ---------------------------------------------------------------------------------------------
 

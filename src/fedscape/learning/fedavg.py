@@ -111,9 +111,10 @@ class FedAvg(Computation):
         remembered = {n.removeprefix("server."): v for n, v in state.items() if n.startswith("server.")}
         held = {n: device.tensor(f"server.{n}", v) for n, v in remembered.items() if v.ndim}
         memory = {**remembered, **{n: v.to(torch.float64) for n, v in held.items()}}
-        mean = {n: torch.as_tensor(total[f"delta.{n}"], device=self.local.device) / weight for n in params}
+        sums = [torch.as_tensor(total[f"delta.{n}"], device=self.local.device) for n in params]
+        mean = dict(zip(params, torch._foreach_div(sums, weight), strict=True))
         moves, after = self.server.move(memory, mean)
-        arrays = {f"model.{n}": (p + moves[n]).to(p.dtype) for n, p in params.items()}
+        arrays = {f"model.{n}": values for n, values in _added(params, moves).items()}
         arrays |= {f"server.{n}": torch.as_tensor(v).to(held[n].dtype) for n, v in after.items() if n in held}
         numbers = {f"server.{n}": _number(v, remembered[n]) for n, v in after.items() if n not in held}
         return arrays, numbers
@@ -148,6 +149,18 @@ class FedAvg(Computation):
             (cls(replace(two, strategy="vmap"), server=Adam(), weighting="equal", initial="seed"), fed),
             (cls(two, server=Adam(correction="bias"), weighting="equal"), fed),
         ]
+
+
+def _added(params: Tensors, moves: Tensors) -> Tensors:
+    """The parameters plus their moves, in the type of the parameters; a GPU adds all by few kernels."""
+    if not params or not all(p.is_cuda and p.is_floating_point() for p in params.values()):
+        return {n: (p + moves[n]).to(p.dtype) for n, p in params.items()}
+    sums = [torch.empty_like(p, dtype=torch.promote_types(p.dtype, moves[n].dtype)) for n, p in params.items()]
+    ends = [torch.empty_like(p) for p in params.values()]
+    torch._foreach_copy_(sums, list(params.values()))
+    torch._foreach_add_(sums, [moves[n] for n in params])
+    torch._foreach_copy_(ends, sums)
+    return dict(zip(params, ends, strict=True))
 
 
 def rows_of_moves(

@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn import functional
 
 from fedscape.learning.adapters import LowRank
-from fedscape.learning.fast import depthwise, norms, pooling, recurrence
+from fedscape.learning.fast import depthwise, moving, norms, pooling, recurrence
 from fedscape.learning.fast.conv import EXACT, can_convolve, convolve, patches_of
 from fedscape.learning.fast.dropping import drop
 from fedscape.learning.fast.forms import Folded, FoldedLinear, How, scaled, wide
@@ -71,14 +71,32 @@ def folded(module: Module, precision: str = "exact", *, kernels: bool = True) ->
 class _Conv2d(Folded):
     """As one batched product over patches, channels last."""
 
+    order = (0, 2, 3, 1)  # in which the axes of a kernel [out, channels, H, W] lie in memory
+
     def __init__(self, layer: Module, how: How) -> None:
         super().__init__(layer, how)
         self.stride, self.padding = tuple(layer.stride), tuple(layer.padding)
+        if layer.groups == 1:  # the weights in the type of products, while it moves them
+            self.register_buffer("short", torch.zeros(()))
+
+    def can_move(self, x: Tensor) -> bool:
+        kernel = tuple(self.weight.shape[3:])
+        taken = moving.is_single(kernel, self.stride, self.padding) or can_convolve(
+            x, kernel, self.stride, self.padding
+        )
+        return taken and self.how.runs(x) and _all_trained(self) and _lies(self.weight, self.order)
 
     def forward(self, x: Tensor) -> Tensor:
         own, bias = self.both()
         clients, out, _, high, wide = own.shape
         kind = self.how.kind(own.dtype)
+        single = moving.is_single((high, wide), self.stride, self.padding)
+        if self.rates is not None or (single and self.how.runs(x)):
+            places, step = own.permute(0, 1, 3, 4, 2), None
+            if self.rates is not None:
+                step = moving.Step(self.rates, None if kind == own.dtype else self.short.permute(0, 1, 3, 4, 2))
+            how = moving.How(self.padding, self.stride, EXACT if self.how.exact else "tf32")
+            return moving.convolve(_rows(x, kind), places, bias, step, how).permute(0, 3, 1, 2)
         if self.how.kernels and can_convolve(x, (high, wide), self.stride, self.padding):
             places = own.permute(0, 1, 3, 4, 2)
             images = convolve(_rows(x, kind), places, bias, self.padding, self.stride, exact=self.how.exact)
@@ -126,12 +144,18 @@ class _Patches(torch.autograd.Function):  # type: ignore[misc]
 class _Depthwise(_Conv2d):
     """Every channel by itself: a sum of shifted images, each times one number per client and channel."""
 
+    order = (2, 3, 1, 0)
+
+    def can_move(self, x: Tensor) -> bool:
+        return self.how.runs(x) and _all_trained(self) and _lies(self.weight, self.order)
+
     def forward(self, x: Tensor) -> Tensor:
         weight, bias = self.both()
         clients, out, _, high, wide = weight.shape
         if self.how.runs(x):
-            places = weight.permute(0, 3, 4, 2, 1).squeeze(3).contiguous()
-            images = depthwise.convolve(_rows(x, self.how.kind(weight.dtype)), places, bias, self.padding, self.stride)
+            places, rows = weight.permute(0, 3, 4, 2, 1).squeeze(3), _rows(x, self.how.kind(weight.dtype))
+            places = places if self.rates is not None else places.contiguous()
+            images = depthwise.convolve(rows, places, bias, self.padding, self.stride, self.rates)
             return images.permute(0, 3, 1, 2)
         parts = shifted_views(x, (high, wide), self.stride, self.padding)
         h, w = parts[0].shape[1:3]
@@ -150,12 +174,15 @@ class _GroupNorm(Folded):
         self.groups, self.eps = layer.num_groups, layer.eps
         self.lowest, self.highest = isinstance(layer, RectifiedNorm), 0.0
 
+    def can_move(self, x: Tensor) -> bool:
+        return x.ndim == 4 and self.bias is not None and self.how.runs(x) and _all_trained(self)
+
     def forward(self, x: Tensor, beside: Tensor | None = None) -> Tensor:
         if x.ndim == 4 and self.bias is not None and self.how.runs(x):
             rows = _rows(x, x.dtype)
             added = None if beside is None else _rows(beside, x.dtype)
             ends: dict[str, Any] = {"lowest": self.lowest, "highest": self.highest}
-            output = norms.norm(rows, added, *self.both(), self.groups, self.eps, **ends)
+            output = norms.norm(rows, added, *self.both(), self.groups, self.eps, **ends, rates=self.rates)
             return output.permute(0, 3, 1, 2)
         output = functional.group_norm(wide(x, self.weight), self.groups, None, None, self.eps)
         output = scaled(output, *self.both(), (x.shape[1], *[1] * (x.ndim - 2)))
@@ -163,6 +190,15 @@ class _GroupNorm(Folded):
         if self.highest:
             return functional.hardtanh(output, 0.0, self.highest)
         return functional.relu(output) if self.lowest else output
+
+
+def _all_trained(layer: Folded) -> bool:
+    return all(p.requires_grad for p in layer.parameters(recurse=False))
+
+
+def _lies(weight: Tensor, order: tuple[int, ...]) -> bool:
+    """Whether weights [clients, ...] lie as one piece, their axes in this order."""
+    return bool(weight.permute(0, *(1 + axis for axis in order)).is_contiguous())
 
 
 def _rows(x: Tensor, kind: Any) -> Tensor:

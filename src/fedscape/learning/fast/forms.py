@@ -39,11 +39,16 @@ class Folded(nn.Module):  # type: ignore[misc]
     def __init__(self, layer: Module, how: How) -> None:
         super().__init__()
         self.how = how
+        self.rates: Tensor | None = None  # of its own step, which it then takes in the backward pass
         for name, p in layer.named_parameters(recurse=False):
             self.register_parameter(name, p)
         for name in ("weight", "bias"):
             if getattr(self, name, None) is None:
                 self.register_parameter(name, None)
+
+    def can_move(self, x: Tensor) -> bool:
+        """Whether the layer can take its own step with such an input."""
+        return False
 
     def both(self) -> tuple[Tensor, Tensor | None]:
         """Weights and biases of as many clients; frozen ones are one for all, so that products have all rows."""

@@ -28,11 +28,14 @@ def in_one_batch(
     *,
     probes: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
     trails: Mapping[str, Trail] = MappingProxyType({}),
+    moved: Collection[str] = (),
+    shorts: Tensors | None = None,
 ) -> FoldedGradient:
     """The gradient of a `folded` model: one backward pass of the sum over clients gives each client's gradient.
 
     `probes` has the paths of linear layers whose weights' gradients are wanted as factors, with the shapes of their
-    outputs, see `once_used`. Of those in `trails` the parameters are where clients began, [1 or kinds, ...].
+    outputs, see `once_used`. Of those in `trails` the parameters are where clients began, [1 or kinds, ...]. Parameters
+    in `moved` have no gradient: their layers take their own step. `shorts` are their weights in the type of products.
     """
     frozen = {n: p.detach() for n, p in module.named_parameters() if not p.requires_grad}
     layers = {path: module.get_submodule(path) for path in probes}
@@ -56,12 +59,17 @@ def in_one_batch(
         like = next(iter(params.values()))
         zeros = {member(path, "probe"): like.new_zeros(shape).requires_grad_() for path, shape in probes.items()}
         with torch.enable_grad(), _watched(layers.values()):
-            total, each, inputs_of = forward({**leaves, **fixed, **zeros, **trail_buffers}, *batch)
+            total, each, inputs_of = forward({**leaves, **fixed, **zeros, **trail_buffers, **(shorts or {})}, *batch)
         wanted = {**leaves, **zeros}
-        grads = torch.autograd.grad(total, list(wanted.values()), allow_unused=True, materialize_grads=True)
-        gradient_of = dict(zip(wanted, grads, strict=True))
+        grads = torch.autograd.grad(total, list(wanted.values()), allow_unused=True)
+        gradient_of = {
+            n: torch.zeros_like(v) if g is None else g
+            for (n, v), g in zip(wanted.items(), grads, strict=True)
+            if n not in moved
+        }
         rows = dict(zip(thin, inputs_of, strict=True))
-        return {n: Factors(gradient_of[thin[n]], rows[n]) if n in thin else gradient_of[n] for n in params}, each
+        left = (n for n in params if n not in moved)
+        return {n: Factors(gradient_of[thin[n]], rows[n]) if n in thin else gradient_of[n] for n in left}, each
 
     return gradient
 

@@ -20,8 +20,11 @@ from fedscape.learning.fast.admission import foldable
 from fedscape.learning.fast.agreement import ROUGH, agree, same_lengths
 from fedscape.learning.fast.conv import runs_kernels
 from fedscape.learning.fast.gradients import FoldedGradient, in_one_batch, member, once_used, unfactored
+from fedscape.learning.fast.layout import is_smaller, rows_like, shortened, take_turns
 from fedscape.learning.fast.lowrank import FEW, Factors, Trail
-from fedscape.learning.fast.recording import Recorded, new_pool, records
+from fedscape.learning.fast.moving import moving
+from fedscape.learning.fast.own_steps import own_steps
+from fedscape.learning.fast.recording import Recorded, clones, new_pool, records
 from fedscape.learning.layers import Module
 from fedscape.learning.local import LocalSGD
 from fedscape.learning.loop import by_client
@@ -73,6 +76,8 @@ class Program:
         self.params: Tensors = {}  # of each client
         self.common: Tensors = {}  # where clients began, of the weights that have a trail
         self.trails: dict[str, Trail] = {}
+        self.moved: dict[str, list[str]] | None = None  # the layers that take their own step, and their parameters
+        self.short: Tensors = {}  # weights of those in the type of products
 
     def begin(self, start: Tensors, anchor: Tensors | None, room: int, places: int = 0) -> None:
         """Set the weights of at most `room` clients to the rows of `start`, round-robin.
@@ -85,7 +90,7 @@ class Program:
     def make_ready(self, start: Tensors, anchor: Tensors | None, room: int, places: int = 0) -> None:
         """Allocate the buffers for such a start, without filling them."""
         self.begun, self.places = (start, anchor, room, places), places
-        traced = [n for n in self.thin or () if _is_smaller(places, start[n])]
+        traced = [n for n in self.thin or () if is_smaller(places, start[n])]
         if room > self.room:
             self._make_room(start, anchor, room)
         for name in traced:
@@ -93,7 +98,10 @@ class Program:
         self.traced = {name: self.trails[name].part(self.room, places) for name in traced}
         for name in start:
             if name not in self.traced and name not in self.params:
-                self.params[name] = self._rows_like(start[name], self.room)
+                self.params[name] = rows_like(self.twin, start[name], self.room, name)
+        for name in shortened(self.twin, self.moved or (), self.local.precision):
+            if name not in self.short:
+                self.short[name] = torch.empty_like(self.params[name], dtype=torch.bfloat16)
 
     def _lay_out(self, start: Tensors, anchor: Tensors | None) -> None:
         room = self.begun[2]
@@ -102,27 +110,22 @@ class Program:
                 self.common[name].copy_(at)
                 torch._foreach_zero_(list(self.traced[name]))
             else:
-                _take_turns(self.params[name][:room], at)
+                take_turns(self.params[name][:room], at)
+                if name in self.short:
+                    take_turns(self.short[name][:room], at)
         for name, to in (anchor or {}).items():
-            _take_turns(self.anchor[name] if len(self.anchor[name]) == 1 else self.anchor[name][:room], to)
+            take_turns(self.anchor[name] if len(self.anchor[name]) == 1 else self.anchor[name][:room], to)
         for moment in self.memory.moments:
             torch._foreach_zero_(moment)
 
     def _make_room(self, start: Tensors, anchor: Tensors | None, room: int) -> None:
         def like(at: Tensors, rows: int) -> Tensors:
-            return {n: self._rows_like(p, rows) for n, p in at.items()}
+            return {n: rows_like(self.twin, p, rows, n) for n, p in at.items()}
 
         self._forget()
-        self.room, self.params, self.trails = room, {}, {}
+        self.room, self.params, self.trails, self.short = room, {}, {}, {}
         self.anchor = {} if anchor is None else like(anchor, 1 if len(next(iter(anchor.values()))) == 1 else room)
-        self.memory = new_memory(self.local, [self._rows_like(p, room) for p in start.values()])
-
-    def _rows_like(self, start: Tensor, rows: int) -> Tensor:
-        """Zeros for this many rows; kernels of folded convolutions with channels last, as their products want them."""
-        shape = start.shape[1:]
-        if len(shape) < 4 or self.twin is None:
-            return start.new_zeros((rows, *shape))
-        return start.new_zeros((rows, shape[0], *shape[2:], shape[1])).movedim(-1, 2)
+        self.memory = new_memory(self.local, [rows_like(self.twin, p, room, n) for n, p in start.items()])
 
     def _make_trail(self, name: str, start: Tensor) -> None:
         if name not in self.trails or self.places > self.trails[name].up.shape[1]:
@@ -181,7 +184,7 @@ class Program:
 
             recorded = self.wholes[kind] = Recorded(run, [], self.pool)
         sums = recorded(*batches[:3], *rates, weights, *batches.random.values(), *start.values())
-        return {n: values.clone() for n, values in zip(names, sums, strict=True)}
+        return clones(dict(zip(names, sums, strict=True)))
 
     def summed(self, start: Tensors, weights: Tensor) -> Tensors:
         """The sum over the first clients of how far each has moved, times its weight, in the type of the weights.
@@ -195,7 +198,7 @@ class Program:
         recorded = self.sums.get(kind)
         if recorded is None:
             recorded = self.sums[kind] = Recorded(total, [], self.pool)
-        return {n: values.clone() for n, values in zip(start, recorded(weights, *begun), strict=True)}
+        return clones(dict(zip(start, recorded(weights, *begun), strict=True)))
 
     def _total(self, names: Collection[str], shape: tuple[int, ...]) -> Callable[..., list[Tensor]]:
         """From weights of this shape and where clients began, by these names, the sums of `summed` in their order."""
@@ -244,12 +247,18 @@ class Program:
             rows = batch.y.shape[1]
             self.thin = frozenset(member(path, "weight") for path, shape in once.items() if shape[1] == rows)
             self._start_again()
+        whole = self._weights(clients)  # as they lie in memory now
+        if self.moved is None and clients > 1:
+            self.moved = self._self_moving(whole, batch)
+            self._start_again()
+            whole = self._weights(clients)
         traced = {n: trail.part(clients) for n, trail in self.traced.items()}
         probes = {path: shape for path, shape in once.items() if shape[1] < FEW or member(path, "weight") in traced}
         params = {n: self.common[n] if n in traced else self.params[n][:clients] for n in whole}
         anchor = [a[:clients] for a in self.anchor.values()]
         memory = self.memory.rows(clients)
         alone = _alone(f"program_{next(_NUMBERS)}") if compiles(local) else _as_it_is
+        layers = [self.twin.get_submodule(path) for path in self.moved or ()] if self.twin is not None else []
         gradient = self._trusted(whole, params, batch, alone, probes, traced)
 
         plain_sgd = self._steps_are_plain and not compiles(local)
@@ -265,8 +274,12 @@ class Program:
         move = alone(move)
 
         def program(batch: Batch, lr: Tensor, proximal: Tensor, number: Tensor) -> Tensor:
-            grads, loss = gradient(params, batch.random, batch.x, batch.y, batch.share)
+            with moving(layers, lr):
+                grads, loss = gradient(params, batch.random, batch.x, batch.y, batch.share)
             move({n: g for n, g in grads.items() if not isinstance(g, Factors)}, lr, proximal, number)
+            if self.short and clients == 1:  # not folded, so that no layer has moved by itself
+                for name, short in self.short.items():
+                    short[:1].copy_(params[name])
             for name, factors in grads.items():
                 if isinstance(factors, Factors) and name in traced:
                     traced[name].add(factors, lr, number)
@@ -284,6 +297,7 @@ class Program:
             return program(Batch(x, y, share, keys), *numbers)
 
         moved = [self.params[n][:clients] for n in self.begun[0] if n not in self.traced]
+        moved += [short[:clients] for short in self.short.values()]
         moved += [m for moment in self.memory.rows(clients).moments for m in moment]
         moved += [v for trail in self.traced.values() for v in trail]
         recorded = Recorded(flat, moved, self.pool)
@@ -293,6 +307,12 @@ class Program:
     def _steps_are_plain(self) -> bool:
         """Whether a step is SGD and nothing else."""
         return self.local.optimiser == "sgd" and not (self.local.momentum or self.local.weight_decay or self.anchor)
+
+    def _self_moving(self, whole: Tensors, batch: Batch) -> dict[str, list[str]]:
+        """Layers that take their own step, and their parameters: in plain SGD alone."""
+        if self.twin is None or not self._steps_are_plain or compiles(self.local):
+            return {}
+        return own_steps(self.local, self.twin, whole, batch)
 
     def _once(self, whole: Tensors, batch: Batch) -> dict[str, tuple[int, ...]]:
         """Linear layers whose gradients may stay low-rank factors."""
@@ -325,7 +345,9 @@ class Program:
         else:
             by_path = {path: trails[name] for path in probes if (name := member(path, "weight")) in trails}
             want_of = in_one_batch(local, self.twin)
-            thin = in_one_batch(local, self.twin, probes=probes, trails=by_path)
+            moved = [n for names in (self.moved or {}).values() for n in names]
+            shorts = {member(n.rpartition(".")[0], "short"): p[: len(batch.y)] for n, p in self.short.items()}
+            thin = in_one_batch(local, self.twin, probes=probes, trails=by_path, moved=moved, shorts=shorts)
             if not compiles(local):
                 return thin
             plain = thin if by_path else want_of
@@ -357,20 +379,8 @@ class _Counted(TorchDispatchMode):  # type: ignore[misc]
         return function(*arguments, **(named or {}))
 
 
-def _is_smaller(places: int, start: Tensor) -> bool:
-    """Whether low-rank factors of this many rows take less memory than the weights [..., out, features]."""
-    out, features = start.shape[-2:]
-    return bool(places * (out + features) <= out * features)
-
-
 def _as_it_is(function: Any) -> Any:
     return function
-
-
-def _take_turns(rows: Tensor, start: Tensor) -> None:
-    """Fill rows from `start`, round-robin; a remainder is left unchanged."""
-    many = len(rows) // len(start) * len(start)
-    rows[:many].unflatten(0, (-1, len(start))).copy_(start)
 
 
 def _alone(name: str, *, dynamic: bool = False) -> Callable[[Any], Any]:

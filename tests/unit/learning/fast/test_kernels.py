@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 
 import numpy as np
 import plain_kernels
@@ -14,7 +15,9 @@ import pytest
 import torch
 from torch import nn
 
-from fedscape.learning import Adapted, LocalSGD, cross_entropy, models
+from fedscape import Federation, Local
+from fedscape import rounds as fs_rounds
+from fedscape.learning import Adapted, FedAvg, LocalSGD, cross_entropy, models
 from fedscape.learning.fast import admission, agreement, folded, forms, program, sequences
 from fedscape.learning.fast.gradients import in_one_batch
 from fedscape.learning.layers import RectifiedNorm, trainable_copy
@@ -26,7 +29,11 @@ NETWORKS = {
     "transformer": (lambda: models.transformer(7, width=8, heads=2, length=20), (20,), {"attention"}),
     "adapters": (lambda: adapters(), (20,), {"adapted", "attention"}),
     "resnet18": (lambda: models.resnet18((3, 16, 16), 3, width=8), (16, 16, 3), {"norm"}),
-    "mobilenet_v2": (lambda: models.mobilenet_v2((3, 32, 32), 3, width=0.25), (32, 32, 3), {"norm", "depthwise"}),
+    "mobilenet_v2": (
+        lambda: models.mobilenet_v2((3, 32, 32), 3, width=0.25),
+        (32, 32, 3),
+        {"norm", "depthwise", "moving"},
+    ),
 }
 
 
@@ -58,6 +65,7 @@ def as_kernels(monkeypatch):
     standing_in(folded.recurrence, "recur", "recur")
     standing_in(folded.depthwise, "convolve", "depthwise")
     standing_in(folded, "drop", "drop")
+    standing_in(folded.moving, "convolve", "moving")
     standing_in(sequences, "adapted", "adapted")
     standing_in(sequences, "attention", "attention")
     monkeypatch.setattr(sequences, "attends", lambda *_, **__: True)
@@ -185,6 +193,83 @@ def test_a_kernel_that_is_wrong_is_not_admitted(what, monkeypatch):
     assert has_kernels() == {False}
 
 
+def mixed():
+    """Layers that can take their own step, and others."""
+    layers = [nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 1), nn.GroupNorm(2, 8), nn.ReLU()]
+    layers += [nn.Conv2d(8, 8, 3, stride=2, groups=8, bias=False), nn.Conv2d(8, 6, 2, bias=False), nn.Flatten()]
+    return nn.Sequential(*layers, nn.Linear(12, 5))
+
+
+def trained(local, rounds=3):
+    """The state after a few rounds of clients of unequal sizes, and the layers that took their own step."""
+    rng, sizes = np.random.default_rng(0), [0, 10, 18, 30, 33]
+    fed = Federation({"x": rng.normal(size=(33, 3, 7, 6)).astype(np.float32), "y": rng.integers(0, 5, 33)}, sizes)
+    method = FedAvg(local)
+    *_, last = fs_rounds(method, Local(fed, threads=1), n_rounds=rounds, measure=0)
+    return {n: np.array(v) for n, v in last.state.items()}
+
+
+def stepping_layers(monkeypatch):
+    """Plain twins stand in for kernels, also where they are admitted; what `_self_moving` answers."""
+    as_kernels(monkeypatch)
+    monkeypatch.setattr(admission, "runs_kernels", lambda x: True)
+    monkeypatch.setattr(folded, "can_convolve", lambda x, kernel, stride, padding: kernel != (1, 1))
+    answers, ask = [], program.Program._self_moving
+
+    def asked(self, *arguments):
+        answers.append(ask(self, *arguments))
+        return answers[-1]
+
+    monkeypatch.setattr(program.Program, "_self_moving", asked)
+    return answers
+
+
+def test_layers_that_take_their_own_step_end_where_their_gradients_lead(monkeypatch):
+    local = LocalSGD(mixed(), cross_entropy, lr=0.1, epochs=2, batch_size=4, strategy="recorded")
+    want = trained(replace(local, strategy="sequential"))
+    answers = stepping_layers(monkeypatch)
+    found = trained(replace(local))
+    assert answers
+    assert {path for a in answers for path in a} == {"0", "2", "3", "5", "6"}
+    for name, values in want.items():
+        np.testing.assert_allclose(found[name], values, rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("how", [{"momentum": 0.9}, {"weight_decay": 0.1}, {"optimiser": "adam"}])
+def test_only_plain_steps_are_taken_by_layers_themselves(how, monkeypatch):
+    answers = stepping_layers(monkeypatch)
+    trained(LocalSGD(mixed(), cross_entropy, lr=0.01, epochs=1, batch_size=4, strategy="recorded", **how), rounds=1)
+    assert answers
+    assert not any(answers)
+
+
+@pytest.mark.parametrize(("kernel", "right_ones"), [("convolution", "35"), ("norm", "0256"), ("depthwise", "0236")])
+def test_layers_whose_own_step_is_wrong_do_not_take_it(kernel, right_ones, monkeypatch):
+    answers = stepping_layers(monkeypatch)
+    owner, name = {
+        "convolution": (folded.moving, "convolve"),
+        "norm": (folded.norms, "norm"),
+        "depthwise": (folded.depthwise, "convolve"),
+    }[kernel]
+    right = getattr(owner, name)
+
+    def wrong(*arguments, **named):
+        faster = lambda rates: None if rates is None else 1.001 * rates  # noqa: E731
+        if kernel == "convolution":
+            x, weight, bias, step, how = arguments
+            arguments = x, weight, bias, step and step._replace(rates=faster(step.rates)), how
+        elif kernel == "norm":
+            named["rates"] = faster(named["rates"])
+        else:
+            arguments = (*arguments[:-1], faster(arguments[-1]))
+        return right(*arguments, **named)
+
+    monkeypatch.setattr(owner, name, wrong)
+    trained(LocalSGD(mixed(), cross_entropy, lr=0.1, epochs=1, batch_size=4, strategy="recorded"), rounds=1)
+    assert answers
+    assert all(set(answer) == set(right_ones) for answer in answers)
+
+
 class Chunks(nn.Module):
     """Looks at other rows, four at a time."""
 
@@ -232,7 +317,7 @@ def test_kernels_give_what_their_twins_give():
     def near(a, b):
         assert (a.double() - b.double()).norm() <= 1e-4 * b.double().norm() + 1e-9
     def back(y, *leaves):
-        along = torch.randn_like(y)
+        along = torch.randn(y.shape, dtype=y.dtype, device=device)
         return along.float(), torch.autograd.grad(y, leaves, along)
     def leaves(*values):
         return [v.double().requires_grad_() for v in values]
@@ -245,23 +330,41 @@ def test_kernels_give_what_their_twins_give():
         near(convolutions.to_images(along, weight, (h, w), padding, stride, "ieee"), grads[0])
         for a, b in zip(convolutions.to_weights(x, along, clients, kernel, padding, stride, "ieee"), grads[1:]):
             near(a, b)
-    for h, w, c, kernel, padding, stride in [(7, 6, 5, (3, 3), (1, 1), (1, 1)), (8, 9, 40, (3, 2), (1, 0), (2, 1))]:
+        rates, short = r(clients), torch.empty_like(weight, dtype=torch.bfloat16)
+        convolutions.move(x, along, weight, bias, rates, short, padding, stride, "ieee")
+        near(weight, ws - rates.double().reshape(-1, 1, 1, 1, 1) * grads[1])
+        near(bias, bs - rates.double()[:, None] * grads[2])
+        assert (short - weight).norm() <= 2**-7 * weight.norm()  # the interpreter cuts digits off
+    for h, w, c, kernel, padding, stride in [
+        *((7, 6, 5, (3, 3), (1, 1), (1, 1)), (8, 9, 40, (3, 2), (1, 0), (2, 1))),
+        *((9, 8, 70, (3, 3), (0, 1), (2, 1)), (24, 24, 3, (3, 3), (1, 1), (1, 1))),
+    ]:
         x, weight = r(4, h, w, c), r(2, *kernel, c)
         xs, ws = leaves(x, weight)
         want = plain.depthwise(xs, ws, None, padding, stride)
         near(depthwise.forward(x, weight, None, padding, stride), want)
         along, grads = back(want, xs, ws)
         near(depthwise.to_images(along, weight, (h, w), padding, stride), grads[0])
-        near(depthwise.to_weights(x, along, 2, kernel, padding, stride)[0], grads[1])
-    for side, c, groups, lowest, highest in [(4, 8, 2, True, 0.0), (5, 24, 3, True, 1.0), (40, 16, 4, False, 0.0)]:
+        weights, biases = depthwise.to_weights(x, along, 2, kernel, padding, stride)
+        near(weights.sum(dim=1), grads[1])
+        near(biases.sum(dim=1), along.unflatten(0, (2, 2)).sum(dim=(1, 2, 3)))
+    for side, c, groups, lowest, highest in [
+        *((4, 8, 2, True, 0.0), (5, 24, 3, True, 1.0), (40, 16, 4, False, 0.0), (20, 90, 3, True, 2.0)),
+        (3, 40, 1, True, 0.0),
+    ]:
         x, beside, weight, bias = r(4, side, side, c) + 5, r(4, side, side, c), r(2, c), r(2, c)
         held = leaves(x, beside, weight, bias)
         want = plain.norm(*held, groups, 1e-5, lowest=lowest, highest=highest)
         got, moments = norms.norm(x, beside, weight, bias, groups, 1e-5, lowest, highest)
         near(got, want)
         along, grads = back(want, *held)
-        for a, b in zip(norms.back(along, x, got, weight, moments, groups, True, lowest, highest), grads):
+        images, added, gradients = norms.back(along, x, got, weight, moments, groups, True, lowest, highest)
+        for a, b in zip((images, added, *gradients.sum(dim=1).unbind(1)), grads):
             near(a, b)
+        rates = r(2)
+        norms.descend(weight, bias, gradients, rates)
+        near(weight, held[2] - rates.double()[:, None] * grads[2])
+        near(bias, held[3] - rates.double()[:, None] * grads[3])
     for rectified in (True, False):
         x = r(3, 7, 6, 5)
         (xs,) = leaves(x)
@@ -296,6 +399,13 @@ def test_kernels_give_what_their_twins_give():
     want = weight.double() - rates.double()[:, None, None] * gradient.double()
     sums.descend(weight, gradient, rates)
     near(weight, want)
+    for one in (False, True):
+        weight, parts, short = r(4, 5, 700), r(3, 4, 5, 700), torch.empty(4, 5, 700, dtype=torch.bfloat16)
+        parts = parts[0].bfloat16() if one else parts.movedim(0, 1)
+        total = parts.double() if one else parts.double().sum(dim=1)
+        want = weight.double() - rates.double()[:, None, None] * total
+        sums.descend(weight, parts, rates, short.to(device))
+        near(weight, want)
     """
     run = [sys.executable, "-c", textwrap.dedent(script).replace("CASES", repr(plain_kernels.CASES))]
     paths = os.pathsep.join(sys.path)

@@ -14,6 +14,8 @@ import torch
 import triton
 import triton.language as tl
 
+from fedscape.learning.fast.triton import sums
+
 
 @triton.jit
 def _convolve(
@@ -118,12 +120,20 @@ def _to_images(
 
 
 @triton.jit
+def _stepped(weights, mask, rate, gradients):
+    """Numbers less a rate times their gradients."""
+    return tl.load(weights, mask=mask, other=0.0) - tl.load(rate) * gradients
+
+
+@triton.jit
 def _to_weights(
-    x, gradient, out, total,
+    x, gradient, out, total, rates,
     BATCH: tl.constexpr, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, OUT: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, UP: tl.constexpr, LEFT: tl.constexpr, DOWN: tl.constexpr, RIGHT: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr, PRODUCTS: tl.constexpr,
+    MOVES: tl.constexpr, BIASED: tl.constexpr, THROUGH: tl.constexpr,
 ):  # fmt: skip
+    """With MOVES what goes out are the weights and biases themselves, less the rate times their gradients."""
     HO: tl.constexpr = (H + 2 * UP - KH) // DOWN + 1
     WO: tl.constexpr = (W + 2 * LEFT - KW) // RIGHT + 1
     ROWS: tl.constexpr = BATCH * HO * WO
@@ -138,20 +148,20 @@ def _to_weights(
     x += client * BATCH * H * W * C
     gradient += client * ROWS * OUT
     acc = tl.zeros((BK, BN), tl.float32)
-    summed = tl.zeros((BN,), tl.float32)
+    summed = tl.zeros((BM, BN), tl.float32)  # of rows once more at the end: a sum across threads in each step is slow
     for t in range(EACH // BM):
         row = part * EACH + t * BM + tl.arange(0, BM)
         inside_rows = row < ROWS
         sample, r, s = row // (HO * WO), row // WO % HO * DOWN - UP, row % WO * RIGHT - LEFT
         at = ((sample * H + r) * W + s) * C
         if C % BK == 0:  # all of one tap of the kernel: whether it is in the image is said of rows alone
-            first = tl.program_id(0) * BK
-            i, j = first // C // KW, first // C % KW
+            which, first = tl.program_id(0) // (C // BK), tl.program_id(0) % (C // BK) * BK
+            i, j = which // KW, which % KW
             visible = inside_rows
             if UP + LEFT > 0:
                 visible = visible & (r + i >= 0) & (r + i < H) & (s + j >= 0) & (s + j < W)
-            begin = at + (i * W + j) * C + first % C
-            a = tl.load(x + begin[None, :] + tl.arange(0, BK)[:, None], mask=visible[None, :], other=0.0)
+            at += (i * W + j) * C + first
+            a = tl.load(x + at[None, :] + tl.arange(0, BK)[:, None], mask=visible[None, :], other=0.0)
         else:
             i, j = tap // C // KW, tap // C % KW
             mask = inside_rows[None, :]
@@ -165,15 +175,22 @@ def _to_weights(
         if OUT % BN != 0:
             gradient_mask = gradient_mask & real[None, :]
         g = tl.load(gradient + row[:, None] * OUT + o[None, :], mask=gradient_mask, other=0.0)
-        summed += tl.sum(g.to(tl.float32), axis=0)
-        if x.dtype.element_ty == tl.float32:  # through registers: tensor cores want rows side by side in memory
+        if BIASED:
+            summed += g.to(tl.float32)
+        if THROUGH:  # registers, as tensor cores want rows side by side in memory
             a, g = a + 0.0, g + 0.0
         acc = tl.dot(a, g, acc, input_precision=PRODUCTS)
-    clients = tl.num_programs(2)
-    to = (part * clients + client) * OUT + o
-    tl.store(out + to[None, :] * TAPS + tap[:, None], acc, mask=inside[:, None] & real[None, :])
-    if tl.program_id(0) == 0:
-        tl.store(total + to, summed, mask=real)
+    to = (part * tl.num_programs(2) + client) * OUT + o
+    at, mask = to[None, :] * TAPS + tap[:, None], inside[:, None] & real[None, :]
+    if MOVES:
+        acc = _stepped(out + at, mask, rates + client, acc)
+    tl.store(out + at, acc, mask=mask)
+    if BIASED:  # noqa: SIM102, known when it is compiled
+        if tl.program_id(0) == 0:
+            biases = tl.sum(summed, axis=0)
+            if MOVES:
+                biases = _stepped(total + to, real, rates + client, biases)
+            tl.store(total + to, biases, mask=real)
 
 
 Pair = tuple[int, int]
@@ -208,9 +225,22 @@ def product_tiles(rows: int, out: int, channels: int, row: int, *, clients: int,
     return Tiles(high, wide, depth, 8 if high == wide == 128 else 4, 4 if high * wide <= 64 * 128 else 3)
 
 
-def weight_tiles(taps: int, out: int, channels: int) -> Tiles:
-    """Tiles of `to_weights`: taps of the kernel, outputs, and images' rows in a step."""
-    return Tiles(64 if channels == 64 else _power(taps, 128), _power(out, 64), 64)
+def weight_tiles(taps: int, out: int, channels: int, rows: int, *, short: bool, products: str) -> Tiles:
+    """Tiles of `to_weights`: taps of the kernel, outputs, and images' rows in a step.
+
+    In tf32 two warps, for which Triton takes the tensor cores' older instruction: the newer one wants rows side by side
+    in memory, and was 1.3 to 1.7 times as slow.
+    """
+    if not short and products == "tf32" and channels % 64 == 0:
+        return Tiles(64, _power(out, 64), 32, 2, 3)
+    wide = 64 if channels == 64 or (short and channels % 64 == 0 and rows < 2048) else _power(taps, 128)
+    return Tiles(
+        wide,
+        _power(out, 64),
+        32 if short and rows % 64 and rows % 32 == 0 else 64,
+        4,
+        4 if short and channels % 64 == 0 else 3,
+    )
 
 
 def convolve(
@@ -250,6 +280,8 @@ def to_images(
     rows = batch * triton.cdiv(size[0], stride[0]) * triton.cdiv(size[1], stride[1])
     short = gradient.dtype == torch.bfloat16
     tiles = product_tiles(rows, channels, out, out, clients=clients * stride[0] * stride[1], short=short)
+    if not short and products == "tf32" and channels % 64 == 0:  # see `weight_tiles`: 1.9 to 2.7 times as fast
+        tiles = Tiles(64, min(64, tiles.columns), tiles.depth, 2, 4)
     grid = (triton.cdiv(rows, tiles.rows), triton.cdiv(channels, tiles.columns) * stride[0] * stride[1], clients)
     _to_images[grid](
         gradient, weight, images,
@@ -268,20 +300,69 @@ def to_weights(
     padding: Pair,
     stride: Pair,
     products: str = "tf32",
+    *,
+    biased: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Gradients of weights and biases, from images and the gradient of what `convolve` made of them."""
+    """Gradients of weights and of biases, if there are any, from images and the gradient of their convolution."""
+    partial, total = _partly(x, gradient, clients, kernel, padding, stride, products, biased=biased)
+    if len(partial) > 1:
+        return partial.sum(dim=0), total.sum(dim=0) if biased else total
+    return partial[0], total[0] if biased else total
+
+
+def move(
+    x: torch.Tensor, gradient: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, rates: torch.Tensor,
+    short: torch.Tensor | None, padding: Pair, stride: Pair, products: str = "tf32",
+) -> None:  # fmt: skip
+    """An SGD step of weights [clients, out, H kernel, W kernel, channels] and biases, which are moved in place.
+
+    `short` takes the new weights as well, in its own type; then gradients are written first. With both stores in one
+    kernel, Triton 3.6 left the weights as they were on an H200.
+    """
+    clients, kernel = len(weight), (weight.shape[2], weight.shape[3])
+    if short is None and _parts(x, gradient, clients, kernel, products)[1] == 1:
+        _partly(x, gradient, clients, kernel, padding, stride, products, (weight, bias, rates))
+        return
+    partial, total = _partly(x, gradient, clients, kernel, padding, stride, products, biased=bias is not None)
+    sums.descend(weight, partial.movedim(0, 1), rates, short)
+    if bias is not None:
+        sums.descend(bias, total.movedim(0, 1), rates)
+
+
+Moved = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]
+
+
+def _parts(x: torch.Tensor, gradient: torch.Tensor, clients: int, kernel: Pair, products: str) -> tuple[Tiles, int]:
+    """Tiles of `to_weights`, and into how many parts the images' rows are cut, until all of a GPU has work."""
+    taps, out = kernel[0] * kernel[1] * x.shape[3], gradient.shape[3]
+    rows = len(x) // clients * gradient.shape[1] * gradient.shape[2]
+    tiles = weight_tiles(taps, out, x.shape[3], rows, short=x.dtype == torch.bfloat16, products=products)
+    programs = triton.cdiv(taps, tiles.rows) * triton.cdiv(out, tiles.columns) * clients
+    return tiles, max(1, min(16, 720 // programs, rows // 256))
+
+
+def _partly(
+    x: torch.Tensor, gradient: torch.Tensor, clients: int, kernel: Pair, padding: Pair, stride: Pair, products: str,
+    moved: Moved | None = None, *, biased: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """The sums of each part, [parts, clients, ...]; or the step, where there is one part."""
     batch, (height, width, channels) = len(x) // clients, x.shape[1:]
     out, (high, wide) = gradient.shape[3], kernel
-    tiles = weight_tiles(high * wide * channels, out, channels)
+    tiles, parts = _parts(x, gradient, clients, kernel, products)
+    if moved is None:
+        partial = x.new_empty((parts, clients, out, high, wide, channels), dtype=torch.float32)
+        total = x.new_empty((parts, clients, out), dtype=torch.float32) if biased else None
+        rates = None
+    else:
+        partial, total, rates = moved
     across = triton.cdiv(high * wide * channels, tiles.rows), triton.cdiv(out, tiles.columns)
-    rows = batch * gradient.shape[1] * gradient.shape[2]
-    parts = max(1, min(16, 1200 // (across[0] * across[1] * clients), rows // 256))  # until all of the GPU has work
-    partial = x.new_empty((parts, clients, out, high, wide, channels), dtype=torch.float32)
-    total = x.new_empty((parts, clients, out), dtype=torch.float32)
     _to_weights[(across[0], across[1] * parts, clients)](
-        x, gradient, partial, total,
+        x, gradient, partial, partial if total is None else total,
+        partial if rates is None else rates,
         batch, height, width, channels, out, high, wide, *padding, *stride,
         BM=tiles.depth, BN=tiles.columns, BK=tiles.rows, PARTS=parts, PRODUCTS=products,
+        MOVES=moved is not None, BIASED=total is not None,
+        THROUGH=x.dtype == torch.float32 and tiles.warps >= 4,
         num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
-    return (partial[0], total[0]) if parts == 1 else (partial.sum(dim=0), total.sum(dim=0))
+    return partial, partial.new_empty(0) if total is None else total

@@ -76,17 +76,42 @@ def drop(x: torch.Tensor, key: torch.Tensor, p: float, span: int) -> torch.Tenso
 
 
 @triton.jit
-def _descend(weight, gradient, rates, size, BLOCK: tl.constexpr):
+def _descend(
+    weight, gradient, rates, short, size, each, part,
+    PARTS: tl.constexpr, SHORT: tl.constexpr, BB: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = at < size
     client = tl.program_id(1).to(tl.int64)
+    gradient += client * each
+    if BB == 1:
+        total = tl.load(gradient + at, mask=mask, other=0.0).to(tl.float32)
+    else:
+        total = tl.zeros((BLOCK,), tl.float32)
+        for first in range(0, PARTS, BB):
+            b = first + tl.arange(0, BB)
+            of = b.to(tl.int64)[:, None] * part + at[None, :]
+            total += tl.sum(tl.load(gradient + of, mask=(b < PARTS)[:, None] & mask[None, :], other=0.0), axis=0)
     at += client * size
-    moved = tl.load(weight + at, mask=mask) - tl.load(rates + client) * tl.load(gradient + at, mask=mask)
-    tl.store(weight + at, moved, mask=mask)
+    moved = tl.load(weight + at, mask=mask) - tl.load(rates + client) * total
+    tl.store(weight + at, moved.to(weight.dtype.element_ty), mask=mask)
+    if SHORT:
+        tl.store(short + at, moved.to(short.dtype.element_ty), mask=mask)
 
 
-def descend(weight: torch.Tensor, gradient: torch.Tensor, rates: torch.Tensor) -> None:
-    """An SGD step of weights [clients, ...] in number; the gradient lies in memory as they do."""
-    size = weight[0].numel()
-    block = 2048 if size >= 2048 else 256
-    _descend[(triton.cdiv(size, block), len(weight))](weight, gradient, rates, size, BLOCK=block, num_warps=4)
+def descend(
+    weight: torch.Tensor, gradient: torch.Tensor, rates: torch.Tensor, short: torch.Tensor | None = None
+) -> None:
+    """An SGD step of weights [clients, ...] in number; the gradient lies in memory as they do, or in parts.
+
+    Parts are [clients, parts, ...] and float32, and are added up; each lies in memory as the weights. `short` takes the
+    new weights as well, in its own type.
+    """
+    size, parts = weight[0].numel(), gradient.shape[1] if gradient.ndim > weight.ndim else 1
+    wide = min(16, int(triton.next_power_of_2(parts)))
+    block = (2048 if size >= 2048 * 8 else 256) if parts == 1 else max(128, 2048 // wide) if size >= 2048 else 64
+    _descend[(triton.cdiv(size, block), len(weight))](
+        weight, gradient, rates, weight if short is None else short,
+        size, gradient.stride(0), gradient.stride(1) if parts > 1 else 0,
+        PARTS=parts, SHORT=short is not None, BB=wide, BLOCK=block, num_warps=4,
+    )  # fmt: skip
