@@ -15,7 +15,7 @@ BENCHMARKS = ROOT / "benchmarks"
 PAGES = sorted((BENCHMARKS / "pages").glob("*.md"))
 #: Tables older than result files: their numbers were taken over from the page, with its date and commit, and their
 #: command was not run again. Run it, and its result has no `made_again`; then lower this number. Never raise it.
-NOT_MADE_AGAIN = 71
+NOT_MADE_AGAIN = 70
 
 
 #: Tables of numbers in docs/ that no file of results has: rules and settings, and measurements of before result files.
