@@ -9,7 +9,6 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from textwrap import shorten
 from typing import Any
 
 import pyarrow as pa
@@ -61,10 +60,9 @@ def uneven_line(path: Name, dialect: Dialect) -> str:
         try:
             for cells in lines:
                 if cells and len(cells) != len(header):
-                    here, named = plural(len(cells), "cell"), plural(len(header), "column")
-                    line = shorten(dialect.separator.join(cells), 80, placeholder=" ...")
+                    count, named = plural(len(cells), "cell"), plural(len(header), "column")
                     return (
-                        f"line {lines.line_num:,} has {here}, where the header names {named} ({line}): mend that "
+                        f"line {lines.line_num:,} has {count}, where the header names {named}: mend that "
                         "line; a cell that holds a separator stands in quotes"
                     )
         except csv.Error:  # a cell that this reader takes for too long

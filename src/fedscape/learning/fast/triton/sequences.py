@@ -36,8 +36,8 @@ def _attend(
     k = tl.load(key + at, mask=mask, other=0.0)
     v = tl.load(value + at, mask=mask, other=0.0)
     p = _shares(q, k, t, TIME, SCALE, CAUSAL, PRODUCTS)
-    made = tl.dot(p.to(v.dtype), v, input_precision=PRODUCTS)
-    tl.store(out + at, made.to(out.dtype.element_ty), mask=mask)
+    mixed = tl.dot(p.to(v.dtype), v, input_precision=PRODUCTS)
+    tl.store(out + at, mixed.to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -54,15 +54,15 @@ def _attend_back(
     p = _shares(q, k, t, TIME, SCALE, CAUSAL, PRODUCTS)
     g = tl.load(gradient + at, mask=mask, other=0.0)
     kind = to_query.dtype.element_ty
-    made = tl.dot(tl.trans(p.to(g.dtype)), g, input_precision=PRODUCTS)
-    tl.store(to_value + at, made.to(kind), mask=mask)
+    to_v = tl.dot(tl.trans(p.to(g.dtype)), g, input_precision=PRODUCTS)
+    tl.store(to_value + at, to_v.to(kind), mask=mask)
     v = tl.load(value + at, mask=mask, other=0.0)
     to_p = tl.dot(g, tl.trans(v), input_precision=PRODUCTS)
     to_scores = (p * (to_p - tl.sum(p * to_p, axis=1)[:, None]) * SCALE).to(q.dtype)
-    made = tl.dot(to_scores, k, input_precision=PRODUCTS)
-    tl.store(to_query + at, made.to(kind), mask=mask)
-    made = tl.dot(tl.trans(to_scores), q, input_precision=PRODUCTS)
-    tl.store(to_key + at, made.to(kind), mask=mask)
+    to_q = tl.dot(to_scores, k, input_precision=PRODUCTS)
+    tl.store(to_query + at, to_q.to(kind), mask=mask)
+    to_k = tl.dot(tl.trans(to_scores), q, input_precision=PRODUCTS)
+    tl.store(to_key + at, to_k.to(kind), mask=mask)
 
 
 def _of_heads(query: torch.Tensor, heads: int) -> tuple[tuple[int, int], tuple[int, int, float], dict[str, int]]:
@@ -89,8 +89,8 @@ def attend_back(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
     """Gradients of queries, keys and values."""
     grid, sizes, tiles = _of_heads(query, heads)
-    made, warps = tuple(torch.empty_like(query) for _ in range(3)), 8 if tiles["BT"] > 64 else 4
+    to_inputs, warps = tuple(torch.empty_like(query) for _ in range(3)), 8 if tiles["BT"] > 64 else 4
     _attend_back[grid](
-        gradient, query, key, value, *made, *sizes, CAUSAL=causal, PRODUCTS=products, **tiles, num_warps=warps
+        gradient, query, key, value, *to_inputs, *sizes, CAUSAL=causal, PRODUCTS=products, **tiles, num_warps=warps
     )
-    return made
+    return to_inputs
