@@ -22,7 +22,7 @@ FAR = 1024.0  # a rate beside which weights are small, so that what they move is
 FOUND = 100.0  # how many times further a step must lead than its rounding, or it says nothing of the kernel
 
 
-class _Seen(NamedTuple):
+class _Called(NamedTuple):
     """One call of a layer: its inputs, and the parameters that it was called with."""
 
     inputs: tuple[Tensor, ...]
@@ -37,29 +37,29 @@ def own_steps(local: LocalSGD, twin: Module, params: Tensors, batch: Batch) -> d
     products of the next step must be its new weights in the type of products, to the bit. One that fails takes none.
     """
     right: dict[str, list[str]] = {}
-    for path, seen in self_moving(local, twin, (params, batch.random, batch.x, batch.y, batch.share)).items():
+    for path, called in self_moving(local, twin, (params, batch.random, batch.x, batch.y, batch.share)).items():
         layer = twin.get_submodule(path)
         try:
-            does = _steps_right(layer, seen, batch.share.new_full((len(batch.y),), FAR), local.precision)
+            does = _steps_right(layer, called, batch.share.new_full((len(batch.y),), FAR), local.precision)
         except Exception:  # the layer has just run without: whatever is raised here comes from the kernel of its step
             does = False
         if does:
-            right[path] = [member(path, n) for n in seen.held]
+            right[path] = [member(path, n) for n in called.held]
     return right
 
 
-def self_moving(local: LocalSGD, twin: Module, arguments: tuple[Any, ...]) -> dict[str, _Seen]:
+def self_moving(local: LocalSGD, twin: Module, arguments: tuple[Any, ...]) -> dict[str, _Called]:
     """The layers of a folded model that can take their own step, as one step uses them once, and those calls."""
     layers = {path: m for path, m in twin.named_modules() if isinstance(m, Folded) and path}
     calls = dict.fromkeys(layers, 0)
-    able: dict[str, _Seen] = {}
+    able: dict[str, _Called] = {}
 
     def look(path: str) -> Callable[..., None]:
         def see(layer: Any, inputs: tuple[Any, ...], _: Tensor) -> None:
             calls[path] += 1
             if layer.can_move(inputs[0]) and all(isinstance(x, torch.Tensor) for x in inputs):
                 held = {n: p.detach() for n, p in layer.named_parameters(recurse=False)}
-                able[path] = _Seen(tuple(x.detach() for x in inputs), held)
+                able[path] = _Called(tuple(x.detach() for x in inputs), held)
 
         return see
 
@@ -69,21 +69,21 @@ def self_moving(local: LocalSGD, twin: Module, arguments: tuple[Any, ...]) -> di
     finally:
         for hook in hooks:
             hook.remove()
-    return {path: seen for path, seen in able.items() if calls[path] == 1}
+    return {path: called for path, called in able.items() if calls[path] == 1}
 
 
-def _steps_right(layer: Any, seen: _Seen, rates: Tensor, precision: str) -> bool:
+def _steps_right(layer: Any, called: _Called, rates: Tensor, precision: str) -> bool:
     def passed(held: Tensors, **buffers: Tensor) -> tuple[Tensor | None, ...]:
         """The gradients of parameters, as far as the layer gives them; those it moves are moved."""
         leaves = [v.detach().requires_grad_() for v in held.values()]
-        inputs = tuple(x.detach().requires_grad_(x.is_floating_point()) for x in seen.inputs)
+        inputs = tuple(x.detach().requires_grad_(x.is_floating_point()) for x in called.inputs)
         with torch.enable_grad():
             output = functional_call(layer, {**dict(zip(held, leaves, strict=True)), **buffers}, inputs)
         wanted = [*leaves, *(x for x in inputs if x.requires_grad)]
-        grads = torch.autograd.grad(output, wanted, drawn_like(output), allow_unused=True)
+        grads: tuple[Tensor | None, ...] = torch.autograd.grad(output, wanted, drawn_like(output), allow_unused=True)
         return grads[: len(leaves)]
 
-    grads, now, buffers = passed(seen.held), {n: v.clone() for n, v in seen.held.items()}, {}
+    grads, now, buffers = passed(called.held), {n: v.clone() for n, v in called.held.items()}, {}
     if hasattr(layer, "short") and precision == "bf16":
         buffers["short"] = now["weight"].to(torch.bfloat16)
     with moving([layer], rates):
@@ -91,7 +91,7 @@ def _steps_right(layer: Any, seen: _Seen, rates: Tensor, precision: str) -> bool
     if buffers and not torch.equal(buffers["short"], now["weight"].to(torch.bfloat16)):
         return False
     return all(
-        g is not None and _has_moved(begin, g, now[n]) for (n, begin), g in zip(seen.held.items(), grads, strict=True)
+        g is not None and _has_moved(begin, g, now[n]) for (n, begin), g in zip(called.held.items(), grads, strict=True)
     )
 
 

@@ -12,14 +12,12 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-
 from fedscape.learning.batches import Batch
 from fedscape.learning.fast import sums
 from fedscape.learning.fast.admission import foldable
 from fedscape.learning.fast.agreement import ROUGH, agree, same_lengths
 from fedscape.learning.fast.conv import runs_kernels
-from fedscape.learning.fast.gradients import FoldedGradient, in_one_batch, member, once_used, unfactored
+from fedscape.learning.fast.gradients import Counted, FoldedGradient, in_one_batch, member, once_used, unfactored
 from fedscape.learning.fast.layout import is_smaller, rows_like, shortened, take_turns
 from fedscape.learning.fast.lowrank import FEW, Factors, Trail
 from fedscape.learning.fast.moving import moving
@@ -318,10 +316,7 @@ class Program:
         return own_steps(self.local, self.twin, whole, batch)
 
     def _moved_by_themselves(self, whole: Tensors, batch: Batch) -> dict[str, list[str]]:
-        """Of the layers that may take their own step those that do with batches of this kind.
-
-        Kernels take other paths for other shapes, so that each is tested.
-        """
+        """Those that do with batches of this kind: kernels take other paths for other shapes."""
         if not self.moved or len(batch.y) == 1:
             return {}
         kind = self._kind(batch.x, batch.y)[1:]
@@ -368,7 +363,7 @@ class Program:
                 return thin
             plain = thin if by_path else want_of
             quick = in_one_batch(local, self.twin, compiled, probes=probes, trails=by_path)
-        with _Counted() as operations:
+        with Counted() as operations:
             want = unfactored(want_of(whole, *inputs)[0])
         if operations.number > MANY:
             return plain
@@ -381,18 +376,6 @@ class Program:
         if local.precision == "exact":
             return quick if agree(want, grads) else plain
         return quick if agree(want, grads, ROUGH) and same_lengths(want, grads) else plain
-
-
-class _Counted(TorchDispatchMode):  # type: ignore[misc]
-    """Counts the operations dispatched within it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.number = 0
-
-    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), named: Any = None) -> Any:
-        self.number += 1
-        return function(*arguments, **(named or {}))
 
 
 def _as_it_is(function: Any) -> Any:
