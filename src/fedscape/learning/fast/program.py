@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
+
 from fedscape.learning.batches import Batch
 from fedscape.learning.fast import sums
 from fedscape.learning.fast.admission import foldable
