@@ -3,6 +3,7 @@
 For each seed all ways have the same cohorts, batches, dropout and first weights. "other order" is float32 again with
 clients in groups, so that sums round differently: what this by itself does to an accuracy. Accuracies are of the last
 state on rows that were not trained on, in float32 and percent; intervals are 95% t intervals of means over seeds.
+Means of accuracies are over the seeds that all precisions have, differences over all pairs of a way and float32.
 `--task` takes the tasks whose names have this in them, `--ways` some ways, `--seeds` how many seeds, `--begin` the
 first. `--out` keeps each run in a file, `--summary` makes the tables of such files (split by commas) and trains
 nothing. CIFAR-10 is JPEG-compressed here.
@@ -71,18 +72,22 @@ def accuracy(task: Task, way: str, seed: int) -> float:
 
 
 def compared(lines: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Means of each way, and of its differences from float32 over the seeds that have both."""
+    """Means over the seeds that all precisions have, and of differences over those that a way shares with float32."""
     for name in dict.fromkeys(line["task"] for line in lines):
         own = [line for line in lines if line["task"] == name]
         by_way = {
             way: {line["seed"]: line["accuracy"] for line in own if line["way"] == way}
             for way in dict.fromkeys(line["way"] for line in own)
         }
+        every = set.intersection(*(set(found) for way, found in by_way.items() if way != "other order"))
         for way, found in by_way.items():
             both = sorted(found.keys() & by_way["exact"].keys())
-            line = {"task": name, "rounds": own[0]["rounds"], "way": way, "seeds": len(both)}
-            line["accuracy"] = shown([found[s] for s in both])
+            line = {"task": name, "rounds": own[0]["rounds"], "way": way}
+            fits = bool(every) and every <= found.keys()
+            line["seeds of all"] = len(every) if fits else ""
+            line["accuracy"] = shown([found[s] for s in sorted(every)]) if fits else ""
             apart = [found[s] - by_way["exact"][s] for s in both]
+            line["pairs"] = "" if way == "exact" else len(both)
             yield {**line, "minus exact": "" if way == "exact" else shown(apart, sign="+")}
 
 
