@@ -48,6 +48,9 @@ def test_numbers_of_a_surprise_are_in_its_report(name):
     numbers = re.findall(r"\d[\d,.]*\d%?|\d%?", surprise)
     assert surprise.strip()
     assert [number for number in numbers if number not in text] == []
+    whole = re.findall(r"[+-]?[\d.]+(?:%| points) \[[^]]*\]", surprise)
+    assert whole
+    assert [estimate for estimate in whole if estimate not in text] == []  # a number alone is in many a place
 
 
 @pytest.mark.parametrize("name", sorted(REPORTS))

@@ -240,17 +240,16 @@ def csv_source(path: Name, *, client: str, columns: Sequence[str] | None = None)
 
 
 def _unlike_types(files: Sequence[str], tables: Sequence[Any]) -> str:
-    """Name the first column that holds texts in one file and no texts in another, with such a text; "" if none does."""
+    """Name the first column that holds texts in one file and no texts in another, "" if none does."""
     for name in tables[0].column_names:
         columns = [table.column(name) for table in tables]
         filled = [i for i, column in enumerate(columns) if not pa.types.is_null(column.type)]
         texts = [i for i in filled if pa.types.is_string(columns[i].type)]
         if texts and len(texts) < len(filled):
             other = next(i for i in filled if i not in texts)
-            value = next(value for value in columns[texts[0]].to_pylist() if value is not None)
             return (
-                f"the column {name!r}: {files[texts[0]]} holds texts such as {value!r}, {files[other]} holds "
-                f"{columns[other].type} values: write it alike in all"
+                f"the column {name!r}: {files[texts[0]]} holds texts, {files[other]} holds {columns[other].type} "
+                "values: write it alike in all"
             )
     return ""
 

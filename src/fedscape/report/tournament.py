@@ -122,10 +122,10 @@ def learn(result: Result) -> tuple[str, str, str] | None:
     order = sorted(named, key=lambda row: -(row["accuracy"]["value"] or 0))
     what = "site" if learn["sites"] else "client"
     by_kind = _kinds_card(result, learn)
-    longest = max(row.get("rounds") or 0 for row in learn["true"])
+    lengths = list(dict.fromkeys(stage["rounds"] for stage in learn["stages"]))
     content = (
-        f"<h2>Learn</h2><p>A short tournament: {of_stages(learn, what)} It has {plural(learn['rounds'], 'round')}"
-        f"{', more where a method climbs' if longest > learn['rounds'] else ''}, "
+        f"<h2>Learn</h2><p>A short tournament: {of_stages(learn, what)} It has "
+        f"{', then '.join(map(str, lengths[:-1]))}{', then ' if lengths[1:] else ''}{plural(lengths[-1], 'round')}, "
         f"{plural(learn['seeds'], 'repeat')} with other rows held out, {safe(learn['model'])}, each method at its own "
         f"learning rate. It ranks methods on these data, with this model.</p><div class='grid'>"
         f"{_accuracy_card(result, order, predicted)}{_sites_card(result, learn)}"

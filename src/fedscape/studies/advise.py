@@ -7,14 +7,13 @@ from typing import Any
 from fedscape.display import called_in, decimals
 from fedscape.methods import METHODS
 from fedscape.studies.answers import ENDS, WORTH_IT, Item, answer_item, in_last_stage, percent, points, verdict
-from fedscape.studies.budget import BUDGETS
+from fedscape.studies.budget import LARGEST
 from fedscape.studies.choose import WORTH
 from fedscape.studies.intervals import FEW
 
 #: Assumed device, a plain phone: multiply-adds per second, bytes per second up and down.
 DEVICE = {"operations": 1e9, "up": 1e6, "down": 4e6}
 
-_LARGEST = list(BUDGETS)[-1]
 _STEADY = 0.8  # share of redraws with the same advice, below which agreement with it says little
 
 
@@ -148,7 +147,7 @@ def climbing_text(learn: dict[str, Any], rounds_asked: int | None) -> str:
     ]
     if not which:
         return ""
-    larger = rounds_asked is None and learn["budget"] != _LARGEST
+    larger = rounds_asked is None and learn["budget"] != LARGEST
     more = "a larger --budget trains longer" if larger else "so do more --rounds"
     return f" Still climbing, so that more rounds may change the advice: {listed_names(which)}; {more}."
 
@@ -195,7 +194,7 @@ def settled_by(learn: dict[str, Any]) -> str:
     """Say what would give a clearer answer: a larger budget, if it would go on."""
     if learn["stages"][-1]["settled"]:
         return "; the tournament ended before that, as which method to advise was settled"
-    if learn["capped"] and learn.get("budget") == _LARGEST:
+    if learn["capped"] and learn.get("budget") == LARGEST:
         return "; the largest --budget leaves out clients or rows, and no budget has more"
     if learn["capped"]:
         return "; a larger --budget uses more of the clients and rows"
@@ -359,10 +358,7 @@ def _cost(learn: dict[str, Any], best: Item) -> Item:
 
 
 def _settling(learn: dict[str, Any]) -> str:
-    """Say when FedAvg had settled; nothing where its tournament was longer than the curve that says so."""
-    common = next(row for row in learn["true"] if row["method"] == "fedavg")
-    if (common.get("rounds") or 0) > learn["rounds"]:
-        return ""
+    """Say when FedAvg had settled."""
     rounds, settled = learn["rounds"], learn["settled"]
     return f" FedAvg is within a point of its accuracy after {rounds} rounds by round {settled}."
 

@@ -37,7 +37,7 @@ _LADDER = (  # a larger budget begins with the stages of a smaller one, and neve
     Limits(clients=10_000, rows=240_000, rounds=40, repeats=8, longest=320),
 )
 BUDGETS = {name: Budget(name, _LADDER[:n]) for name, n in (("30s", 2), ("2min", 3), ("20min", 4))}
-DEFAULT = "30s"
+DEFAULT, LARGEST = "30s", "20min"
 ROWS_EACH = 200  # rows of a client, where more clients wait: rows of other clients say more
 
 

@@ -83,8 +83,8 @@ def learn(
     apart = [name for name in order if METHODS[name].family == "tabular"]  # a round of trees is a level of one tree
     played = staged(rows, budget, play, order=order, common="fedavg", seed=seed, climbs=climbing, apart=apart)
     first, last = played[0], played[-1]
-    notes += notes_of(rows, played)
-    true, judged, choice, limits = last.rows, last.judged, last.choice, last.limits
+    notes += notes_of(rows, played, budget.name)
+    true, judged, choice, limits = last.rows, last.judged, last.choice, replace(last.limits, rounds=last.rounds)
     settings = {name: learning.typical(used) for stage in played for name, used in stage.used.items()}
     simulated = _simulated(rows, mixture, len(first.who), guessed, seed)
     predicted, _ = learning.tournament(

@@ -52,7 +52,7 @@ def numbers(
 
     played = staged(rows, budget, play, order=ORDER, common=COMMON, seed=seed)
     last = played[-1]
-    notes += notes_of(rows, played)
+    notes += notes_of(rows, played, budget.name)
     who, true, judged, choice = last.who, last.rows, last.judged, last.choice
     together = max((m for m in ORDER if m != "local" and m in judged.hits), key=lambda name: judged.means[name])
     value = true["v"]

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedscape.core.federation import Federation
 from fedscape.core.random import Key
-from fedscape.studies.budget import ROWS_EACH, Budget, Limits
+from fedscape.studies.budget import LARGEST, ROWS_EACH, Budget, Limits
 from fedscape.studies.choose import Choice, choose, may_lead
 from fedscape.studies.judged import Judged
 from fedscape.types import Array
@@ -160,10 +160,11 @@ def left_out(rows: Federation, stage: Stage[J]) -> str:
     return ""
 
 
-def notes_of(rows: Federation, played: Sequence[Stage[J]]) -> list[str]:
+def notes_of(rows: Federation, played: Sequence[Stage[J]], budget: str) -> list[str]:
     """What the last stage left out, and why."""
     what = left_out(rows, played[-1])
-    why = "that settled the advice" if played[-1].settled else "a larger --budget uses more"
+    more = "no budget has more" if budget == LARGEST else "a larger --budget uses more"
+    why = "that settled the advice" if played[-1].settled else more
     return [f"{what}; {why}."] if what else []
 
 

@@ -339,13 +339,14 @@ def typical(settings: Sequence[Tuned]) -> Tuned:
 def cohorts(
     rows: Federation, limits: Limits, *, lr: float, seed: int, say: Say, sites: bool = False
 ) -> list[dict[str, Any]]:
-    """Run FedAvg with fewer clients per round: accuracy every second round, and the final gap to all clients."""
+    """Run FedAvg with fewer clients per round: accuracy in ten rounds or so, and the final gap to all clients."""
     from fedscape.learning import evaluate
     from fedscape.learning.server import Mean
     from fedscape.personal import Personalised
     from fedscape.personal.methods import Common
 
     n, folds = len(rows), folds_for(rows)
+    every = max(2, limits.rounds // 10)
     sizes = sorted({max(1, n // 8), max(1, n // 4), max(1, n // 2), n})
     rows = rows.with_column("at", np.arange(rows.n_rows))
     repeats = min(limits.repeats, 2)
@@ -363,7 +364,7 @@ def cohorts(
                 seed=seed + run, measure=0,
             )  # fmt: skip
             for r in loop:
-                if r.index % 2 == 1 or r.index + 1 == limits.rounds:
+                if (r.index + 1) % every == 0 or r.index + 1 == limits.rounds:
                     accuracy = np.asarray(evaluate(local, r.state, clients.test).accuracy)
                     curve.append((r.index + 1, float(np.nanmean(accuracy))))
             curves[size].append(curve)

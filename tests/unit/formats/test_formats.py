@@ -538,7 +538,7 @@ def test_a_folder_of_csv_files_is_one_federation(tmp_path: Path) -> None:
 def test_a_column_of_numbers_in_one_file_and_texts_in_another_is_named(tmp_path: Path) -> None:
     for number, cells in enumerate(("1,2", "2,", "3,no")):
         (tmp_path / f"{number}.csv").write_text(f"c,y\n{cells}\n")
-    said = "the column 'y': 2.csv holds texts such as 'no', 0.csv holds int64 values: write it alike in all"
+    said = "the column 'y': 2.csv holds texts, 0.csv holds int64 values: write it alike in all"
     with pytest.raises(DataError, match=re.escape(said)):
         from_csv(tmp_path, client="c")
 

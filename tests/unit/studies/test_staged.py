@@ -102,7 +102,7 @@ def test_advice_that_is_settled_takes_one_stage():
     assert [stage.settled for stage in stages] == [True]
     assert stages[0].choice.advised == "fedavg"
     assert len(calls) == 1
-    assert notes_of(federation(), stages) == [
+    assert notes_of(federation(), stages, "30s") == [
         "The tournament uses 60 of the 700 clients, chosen by the seed; that settled the advice."
     ]
 
@@ -151,7 +151,7 @@ def test_a_stage_that_would_use_nothing_more_is_left_out():
     )  # fmt: skip
     assert len(stages) == len(calls) == 1
     assert not stages[0].settled
-    assert notes_of(federation(30, 6), stages) == []
+    assert notes_of(federation(30, 6), stages, "30s") == []
 
 
 def test_no_advice_is_settled_where_no_method_leads_guessing_by_a_point():

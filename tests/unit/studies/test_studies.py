@@ -19,6 +19,7 @@ from fedscape.studies import Study, compare, explain, study
 from fedscape.studies import tournament as learn
 from fedscape.studies.advise import advise
 from fedscape.studies.answers import verdict
+from fedscape.studies.budget import Limits
 from fedscape.studies.compare import drift
 from fedscape.studies.explain import names
 from fedscape.studies.intervals import gini, gini_interval, mean_interval, plain
@@ -240,17 +241,19 @@ def test_who_gave_the_rounds_is_told_to_give_more():
     assert climbing_text(section | {"budget": "20min"}, None).endswith("so do more --rounds.")
 
 
-def test_fedavg_is_said_to_have_settled_only_as_far_as_its_curve_goes():
+def test_fedavg_is_said_to_have_settled_on_a_curve_as_long_as_its_training():
     from fedscape.studies.advise import _cost
 
     cost = {"method": "ifca", "bytes_up": 16, "bytes_down": 400, "rounds": 20, "seconds": apart(0.1, 0.1, 0.1)}
+    text = _cost({"costs": [cost], "settled": 12, "rounds": 20}, {"method": "ifca"})["text"]
+    assert text.endswith("4 MB/s down]. FedAvg is within a point of its accuracy after 20 rounds by round 12.")
 
-    def text(rounds: int) -> str:
-        rows = [{"method": "fedavg", "rounds": rounds}]
-        return _cost({"costs": [cost], "settled": 12, "rounds": 20, "true": rows}, {"method": "ifca"})["text"]
 
-    assert text(20).endswith("4 MB/s down]. FedAvg is within a point of its accuracy after 20 rounds by round 12.")
-    assert text(80).endswith("4 MB/s down].")
+@pytest.mark.parametrize(("rounds", "marks"), [(3, [2, 3]), (20, list(range(2, 21, 2))), (80, list(range(8, 81, 8)))])
+def test_cohorts_train_for_the_rounds_of_the_tournament(rounds, marks):
+    limits = Limits(clients=60, rows=12_000, rounds=rounds, repeats=1)
+    for row in learn.cohorts(skewed(6), limits, lr=0.1, seed=1, say=str):
+        assert [number for number, _ in row["curve"]] == marks
 
 
 def test_verdicts_need_both_size_and_certainty():
