@@ -231,7 +231,9 @@ def main() -> None:
         with ProcessPoolExecutor(2, get_context("spawn")) as pool:
             jobs = [pool.submit(row, i, options.seed, None) for i in range(len(cases()))]
             rows = [job.result() for job in jobs]
-    report("audit", rows, note=f"epsilon at delta {DELTA:g}, 95% confidence, {CLIENTS} clients (one run: 5,000)")
+    report(
+        "privacy_audit", rows, note=f"epsilon at delta {DELTA:g}, 95% confidence, {CLIENTS} clients (one run: 5,000)"
+    )
 
 
 if __name__ == "__main__":

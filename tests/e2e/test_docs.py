@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import runpy
-import shlex
 from pathlib import Path
 
 import pytest
@@ -19,24 +18,16 @@ TOOL = runpy.run_path(str(ROOT / "tools" / "printed.py"))
 PAGES = TOOL["PAGES"]
 
 
-def blocks(language: str) -> list:
-    found = []
-    for page in PAGES:
-        for number, text in enumerate(re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.DOTALL)):
-            found.append(pytest.param(text, id=f"{page.stem}-{number}"))
-    return found
-
-
-def runs() -> list:
-    """The code of each page, and the output that the page shows for it, if any."""
+def runs(block: str) -> list:
+    """The code or commands of each page, and the output that the page shows for them, if any."""
     return [
         pytest.param(found["code"], found["printed"], id=f"{page.stem}-{number}")
         for page in PAGES
-        for number, found in enumerate(TOOL["BLOCK"].finditer(page.read_text()))
+        for number, found in enumerate(TOOL[block].finditer(page.read_text()))
     ]
 
 
-@pytest.mark.parametrize(("code", "printed"), runs())
+@pytest.mark.parametrize(("code", "printed"), runs("BLOCK"))
 def test_python_in_the_docs_runs_and_prints_what_the_page_says(code, printed, tmp_path):
     done = python(code, tmp_path)
     assert done.returncode == 0, done.stderr
@@ -49,13 +40,22 @@ def test_output_that_differs_is_seen():
     assert not TOOL["fits"]("a 0.5\n", "a 0.5\nb\n")
 
 
-@pytest.mark.parametrize("code", blocks("bash"))
-def test_command_lines_in_the_docs_run(code, tmp_path):
-    for line in code.splitlines():
-        line = line.split("#")[0].strip().replace("/tmp/", f"{tmp_path}/")
-        if line.startswith("fedscape "):
-            done = fedscape(*shlex.split(line)[1:], folder=tmp_path)
-            assert done.returncode == 0, (line, done.stderr)
+def test_output_of_commands_is_theirs_and_files_go_to_a_folder():
+    page = "```bash\nmake study\nfedscape describe '/tmp/a b'  # mine\n```\n\n```text\nrows 3\n```\n"
+    (found,) = TOOL["SHELL"].finditer(page)
+    assert TOOL["commands"](found["code"], "/x") == [["describe", "/x/a b"]]
+    assert found["printed"] == "rows 3\n"
+    assert not TOOL["BLOCK"].findall(page)
+
+
+@pytest.mark.parametrize(("code", "printed"), runs("SHELL"))
+def test_command_lines_in_the_docs_run_and_print_what_the_page_says(code, printed, tmp_path):
+    said = ""
+    for arguments in TOOL["commands"](code, tmp_path):
+        done = fedscape(*arguments, folder=tmp_path)
+        assert done.returncode == 0, (arguments, done.stderr)
+        said += done.stdout
+    assert printed is None or TOOL["fits"](printed, said), f"run: python tools/printed.py\n{said}"
 
 
 def test_links_point_somewhere():

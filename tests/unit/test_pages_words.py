@@ -1,4 +1,4 @@
-"""Pages in plain words: each begins with the question it answers, and no sentence is long."""
+"""Pages in plain words: each begins with the question it answers and a result, and no sentence is long."""
 
 from __future__ import annotations
 
@@ -51,6 +51,13 @@ def test_a_page_begins_with_the_question_it_answers(name):
     assert re.match(r"\*\*[^*]+\?\*\*\s", " ".join(first.split())), (
         f"{name} begins with {first[:80]!r}; ask the question"
     )
+
+
+@pytest.mark.parametrize("name", sorted(set(PAGES) - {"CONTRIBUTING.md", "docs/papers/coverage.md"}))
+def test_a_page_shows_a_picture_or_a_result_near_its_top(name):
+    top = "\n".join(PAGES[name].read_text().splitlines()[:50])
+    shown = re.search(r"^(```text|!\[|<picture>|<!-- table )", top, re.MULTILINE)
+    assert shown, "begin with a figure, a table of results, or code and what it prints (tools/printed.py)"
 
 
 @pytest.mark.parametrize("name", sorted(PROSE))

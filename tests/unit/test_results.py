@@ -18,11 +18,8 @@ PAGES = sorted((BENCHMARKS / "pages").glob("*.md"))
 NOT_MADE_AGAIN = 70
 
 
-#: Tables of numbers in docs/ that no file of results has: rules and settings, and measurements of before result files.
+#: Tables of numbers in docs/ that no file of results has: rules and settings.
 RULES = {"docs/secure-sums.md": {"parties"}, "docs/study.md": {"stage"}, "docs/temporal.md": {"array"}}
-NO_FILE = {
-    "docs/audit.md": {"path"},
-}
 
 
 @pytest.fixture
@@ -77,8 +74,7 @@ def test_a_table_of_measurements_in_a_guide_comes_from_a_file(page):
         measured = [cell for cell in cells if re.match(r"[-+*]*[\d.]", cell) and "`" not in cell and len(cell) < 40]
         if 5 * len(measured) > 2 * len(cells) and not before.startswith("<!-- table "):
             typed.add(head[0])
-    assert typed <= RULES.get(name, set()) | NO_FILE.get(name, set()), "use a mark: see benchmarks/render.py"
-    assert not NO_FILE.get(name, set()) - typed, "a table has its file now: take it from NO_FILE"
+    assert typed <= RULES.get(name, set()), "use a mark: see benchmarks/render.py"
 
 
 def test_a_guide_words_a_table_and_a_wrong_mark_is_refused(render, monkeypatch, tmp_path):

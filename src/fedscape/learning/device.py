@@ -53,7 +53,7 @@ def shared(values: Array) -> Tensor:
     >>> shared(np.arange(3)).tolist()
     [0, 1, 2]
     """
-    whole = np.ascontiguousarray(values)
+    whole = np.asarray(values, order="C")  # np.ascontiguousarray makes shape (1,) of shape ()
     if whole.size == 0 or not whole.dtype.isnative:
         return torch.from_numpy(np.array(whole, dtype=whole.dtype.newbyteorder("=")))
     return torch.from_numpy(np.asarray(_Writable(whole)))

@@ -15,12 +15,13 @@ from fedscape.core.estimator import Estimator, Fit
 from fedscape.core.federation import Federation
 from fedscape.core.random import Key
 from fedscape.core.validate import check_number, check_whole
-from fedscape.errors import DataError
+from fedscape.errors import DataError, PrivacyError
 from fedscape.statistics.survival import (
     Concordance,
     EventTimes,
     Rows,
     TimeScale,
+    intervals,
     newton_sums,
     risk_sums,
     survival_rows,
@@ -83,10 +84,12 @@ class CoxRegression(Estimator):
     Parameters
     ----------
     times
-        The grid: rising times, the first not above any event. A time between two counts as the lower one.
+        The grid: rising times, the first not above any event. A time between two counts as the lower one. Rounding
+        errors are none: a time a billionth of the gap below the next one is that one.
     resolution
         The width of the grid where `times` is not given: a time between two multiples of it counts as the lower one.
-        None is 1, for days in whole numbers, and refuses events at other times; a private fit cannot look.
+        None is 1, for days in whole numbers, and refuses events at other times. A private fit cannot look: it needs
+        `resolution` or `times`, if there are no strata.
     ties
         "efron" or "breslow": how events at the same time are handled.
     strata
@@ -179,7 +182,12 @@ class CoxRegression(Estimator):
             return newton_sums(rows, beta, owner, n, efron=self.ties == "efron")
         if self.times is None:
             raise DataError("times must be a grid for rounds of CoxRegression: fit() finds one, or give times=")
-        return risk_sums(rows, beta, np.asarray(self.times, dtype=np.float64), owner, n, efron=self.ties == "efron")
+        times = np.asarray(self.times, dtype=np.float64)
+        return risk_sums(rows, beta, times, owner, n, efron=self.ties == "efron", width=self._width)
+
+    @property
+    def _width(self) -> float:
+        return 1.0 if self.resolution is None else self.resolution
 
     def update(self, state: Arrays, total: Arrays, key: Key) -> Arrays:
         parts = self._parts(total)
@@ -254,7 +262,9 @@ class CoxRegression(Estimator):
         """The times of the grid: those given, or the multiples of the resolution at which there are events."""
         if self.strata is not None or self.times is not None:
             return None if self.times is None else np.asarray(self.times, dtype=np.float64)
-        width, strict = self.resolution or 1.0, self.resolution is None and how.privacy is None
+        width, strict = self._width, self.resolution is None
+        if strict and how.privacy is not None:
+            raise PrivacyError("a private fit needs resolution= or times=: when events happen is a secret")
         survey = TimeScale(time=self.time, event=self.event, resolution=width, strict=strict)
         scale = self._run(survey, engine, how.phase(".scale"), n_rounds=1, measure=0)
         if strict and scale["between"] > 0:
@@ -319,11 +329,10 @@ class CoxRegression(Estimator):
 
     def valid_rows(self, state: Arrays, clients: Federation) -> Array | None:
         good = valid_survival(clients, self.features, self.time, self.event)
-        return (
-            good
-            if self.times is None
-            else good & ((clients[self.time] >= np.min(self.times)) | (clients[self.event] == 0))
-        )
+        if self.times is None:
+            return good
+        begun = intervals(clients[self.time], np.asarray(self.times, dtype=np.float64), self._width) >= 0
+        return np.asarray(good & (begun | (clients[self.event] == 0)))
 
     def coded_columns(self) -> Sequence[str]:
         return (self.event,)

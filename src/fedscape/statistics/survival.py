@@ -16,7 +16,8 @@ from fedscape.errors import DataError
 from fedscape.types import Array, Arrays, Kept
 
 MOST_TIMES = 2**20
-_CLOSE = 1e-9  # of a time: 0.57 is 57 times 0.01, which floating point numbers say is a little more
+_CLOSE = 1e-9  # of a gap of the grid: 0.57 is 57 times 0.01, which floating point numbers say is a little more
+_ULPS = 2  # by which a time may be off; whole numbers up to 2**51 stay apart
 
 
 class Rows(NamedTuple):
@@ -68,17 +69,35 @@ def multiples(time: Array, resolution: float) -> tuple[Array, Array]:
     """
     units = time / resolution
     nearest = np.round(units)
-    between = np.abs(units - nearest) > _CLOSE * np.maximum(units, 1.0)
+    between = np.abs(units - nearest) > np.maximum(_CLOSE, _ULPS * np.spacing(units))
     return np.where(between, np.floor(units), nearest), between
 
 
-def risk_sums(rows: Rows, beta: Array, times: Array, owner: Array, n: int, *, efron: bool) -> Arrays:
+def intervals(time: Array, times: Array, width: float = 1.0) -> Array:
+    """The interval of the grid that each time is in, -1 before the first.
+
+    A time is the next one of the grid where that is nearer than the last one, and as far away as a billionth of the gap
+    between the two, or as rounding errors. Before the first the gap is the next one, `width` where there is one time.
+
+    >>> intervals(np.array([0.5, 1.0, 1.5, 2 - 1e-12]), np.array([1.0, 2.0])).tolist()
+    [-1, 0, 0, 1]
+    """
+    last = np.searchsorted(times, time, side="right") - 1
+    following = np.minimum(last + 1, len(times) - 1)
+    gap = np.diff(times, prepend=times[0] - (times[1] - times[0] if len(times) > 1 else width))[following]
+    away, since = times[following] - time, np.where(last >= 0, time - times[last], np.inf)
+    near = np.maximum(_CLOSE * gap, _ULPS * np.spacing(times[following]))
+    return np.where((away > 0) & (away < since) & (away <= near), following, last)
+
+
+def risk_sums(
+    rows: Rows, beta: Array, times: Array, owner: Array, n: int, *, efron: bool, width: float = 1.0
+) -> Arrays:
     """For each of n owners and each interval of the grid: sums of w, w x and w x x' of its rows, and of its events.
 
-    A row is in the interval of its time; added from the last interval down they are the sums over the risk sets. A
-    time that is less than a billionth below a time of the grid is that time.
+    A row is in the interval of its time; added from the last interval down they are the sums over the risk sets.
     """
-    interval = np.searchsorted(times, rows.time * (1 + _CLOSE), side="right") - 1
+    interval = intervals(rows.time, times, width)
     early = (interval < 0) & (rows.event > 0)
     if early.any():
         bad = int(np.flatnonzero(early)[0])

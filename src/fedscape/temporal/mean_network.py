@@ -35,7 +35,8 @@ def next_mean(local: LocalSGD, state: Arrays, after: Arrays, inertia: float, t: 
         )
     mean = {}
     for m, n in names:
-        mean[m] = values = np.multiply(state[m], kept, dtype=state[m].dtype)
+        mean[m] = values = np.empty_like(state[m])  # without `out` shape () would give a number, not an array
+        np.multiply(state[m], kept, out=values, dtype=values.dtype)
         values += np.asarray(after[n]) * (1 - kept)
     return mean
 

@@ -35,7 +35,7 @@ from fedscape.learning import (
     squared_error,
 )
 from fedscape.learning.batches import Rows, groups, make_plan
-from fedscape.learning.device import Held
+from fedscape.learning.device import Held, shared
 from fedscape.learning.evaluation import Evaluation
 from fedscape.learning.fast import program
 from fedscape.learning.fast.fused import FusedTrainer, self_moving
@@ -675,3 +675,10 @@ def test_a_code_without_an_embedding_is_refused_whichever_row_has_it():
     step = LocalSGD(model, cross_entropy, lr=0.1, epochs=1, batch_size=2, strategy="sequential")
     with pytest.raises(DataError, match="column 'x' holds a code that the model has no embedding of"):
         next(rounds(FedAvg(step), fed, n_rounds=1, measure=0))
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (2, 3), (0, 2)])
+def test_a_tensor_has_the_shape_of_its_array(shape):
+    for kind in ("<f8", ">f8"):
+        assert shared(np.ones(shape, dtype=kind)).shape == shape
+    assert shared(np.ones((2, 3)).T).tolist() == [[1.0, 1.0]] * 3

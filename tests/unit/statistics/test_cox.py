@@ -7,7 +7,8 @@ import pytest
 from scipy.optimize import minimize
 
 import fedscape as fs
-from fedscape import CoxRegression, DataError, Federation
+from fedscape import CoxRegression, DataError, Federation, Gaussian, Ledger, PrivacyError
+from fedscape.statistics.survival import intervals, multiples
 
 #: statsmodels 0.15.0, PHReg(t, x, status=e, ties=ties, strata=site).fit(method="newton", tol=1e-14) on the rows of
 #: `patients`: coefficients, standard errors, log-likelihood. lifelines 0.30.3 gives the same without strata (Efron).
@@ -158,6 +159,45 @@ def test_times_that_are_not_whole_numbers_need_a_width_of_the_grid():
     assert len(got.times_) == len(want.times_)
     coarse = CoxRegression(resolution=0.5).fit(hundredths)  # asked for, so not refused
     assert len(coarse.times_) < len(want.times_)
+
+
+@pytest.mark.parametrize("start", [0.0, 1.7e9, 2.0**52])
+def test_a_shift_of_the_clock_changes_nothing(start):
+    """Unix seconds: a billionth of the time is more than a second of the grid."""
+    fed, grid = patients(), np.arange(1, 61)
+    later = fed.with_column("time", fed["time"] + start)
+    want, got = CoxRegression(times=grid).fit(fed), CoxRegression(times=start + grid).fit(later)
+    np.testing.assert_allclose(got.coefficients_, want.coefficients_, rtol=1e-12)
+    np.testing.assert_allclose(got.baseline_, want.baseline_, rtol=1e-12)
+    assert got.log_likelihood_ == pytest.approx(want.log_likelihood_, rel=1e-12)
+
+
+@pytest.mark.parametrize("gap", [1.0, 2.0**-20])  # of four ulps at 1.7e9
+def test_a_time_of_the_grid_is_in_its_own_interval(gap):
+    grid = 1.7e9 + gap * np.arange(4)
+    assert intervals(grid, grid).tolist() == [0, 1, 2, 3]
+    assert intervals(grid + gap / 4, grid).tolist() == [0, 1, 2, 3]
+
+
+def test_a_time_is_the_next_of_the_grid_where_rounding_alone_divides_them():
+    assert intervals(0.01 * np.arange(100), np.arange(100) / 100).tolist() == list(range(100))
+    below = np.array([10 - 1e-7, 10 - 1e-10, 1 - 1e-8, 1 - 1e-10, np.nextafter(1, 0)])
+    assert intervals(below, np.array([1.0, 10.0, 11.0])).tolist() == [0, 1, -1, 0, 0]
+    assert intervals(np.array([1.7e9 - 1, 1.7e9]), np.array([1.7e9])).tolist() == [-1, 0]
+    times = np.array([1.7e9, 1.7e9 + 0.25, np.nextafter(1.7e9, 0)])
+    assert multiples(times, 1.0)[1].tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize("how", [{}, {"rounds": 3, "ridge": 1.0}])
+def test_a_private_fit_cannot_look_for_its_grid(how):
+    """It took the width 1 for granted, so that times in years all fell on the same few."""
+    ledger = Ledger()
+    blind = Federation({"nothing": np.zeros(2)}, [0, 1, 2])  # a row that is looked at would be refused otherwise
+    with pytest.raises(
+        PrivacyError, match=r"^a private fit needs resolution= or times=: when events happen is a secret$"
+    ):
+        CoxRegression(**how).fit(blind, privacy=Gaussian(clip=1.0, multiplier=1.0), ledger=ledger)
+    assert not ledger.spent()
 
 
 def test_an_event_before_the_grid_is_refused():

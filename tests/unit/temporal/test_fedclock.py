@@ -372,6 +372,32 @@ def test_the_mean_network_is_what_predicts():
     np.testing.assert_allclose(state["mean.net.0.weight"], expected)
 
 
+class Heat(nn.Module):
+    """A layer whose only parameter is one number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heat = nn.Parameter(torch.tensor(1.0, dtype=torch.float64))
+
+    def forward(self, x):
+        return torch.tanh(x * self.heat)
+
+
+@pytest.mark.parametrize("strategy", ["vmap", "sequential"])
+def test_a_parameter_of_one_number_has_a_mean_and_predicts(strategy):
+    fed, modes = population(20, 6)
+    body = initialised(nn.Sequential(nn.Linear(4, 6), Heat(), nn.Linear(6, 4)).to(torch.float64), 3)
+    local = replace(training(), model=MultiBranch(body, "2", 2, seed=1), strategy=strategy)
+    method, sampler = FedClock(local, Linear(8), inertia=0.5), Shifting(modes, Linear(8), 6)
+    states = [r.state for r in rounds(method, fed, n_rounds=12, sampler=sampler, measure=0)]
+    last, before = states[-1], states[-2]
+    assert last["mean.net.1.heat"].shape == last["model.net.1.heat"].shape == ()
+    assert last["model.net.1.heat"] != before["model.net.1.heat"]
+    expected = 0.5 * before["mean.net.1.heat"] + 0.5 * last["model.net.1.heat"]
+    np.testing.assert_allclose(last["mean.net.1.heat"], expected)
+    assert np.isfinite(evaluate(method, last, fed).loss).all()
+
+
 def test_scores_become_probabilities_that_hold():
     """Of units with posterior p, a share p is of the mode, whatever their number of rows."""
     rng, n = np.random.default_rng(0), 40_000
