@@ -19,6 +19,7 @@ from fedscape.learning.local import LocalSGD
 from fedscape.learning.loop import by_client, precise
 from fedscape.types import Tensors
 
+NOISE = 1e-3  # added to parameters where they are compared: at a start of zeros nothing passes through some layers
 EXACTLY = 1e-4  # how far outputs and gradients of one layer by a kernel may be from torch's own in float32
 
 
@@ -26,9 +27,10 @@ def foldable(local: LocalSGD, module: Module, params: Tensors, batch: Batch) -> 
     """The folded model, if it gives the gradients of client by client on this batch; None if it does not.
 
     Its kernels are used, and products are tf32 or bf16, if each of its layers then agrees with torch's own in the
-    model's own type (`layers_agree`): those with weights, and pools, dropout and recurrent cells.
+    model's own type (`layers_agree`): those with weights, and pools, dropout and recurrent cells. All of this is at
+    parameters a little beside those given: of adapters, whose second factor begins at zero, these would compare little.
     """
-    exact = replace(local, precision="exact")
+    exact, params = replace(local, precision="exact"), _beside(params)
     if not _folds(exact, module, params, batch):
         return None
     arguments = (params, batch.random, batch.x, batch.y, batch.share)
@@ -42,6 +44,17 @@ def foldable(local: LocalSGD, module: Module, params: Tensors, batch: Batch) -> 
     gradient, within = in_one_batch(exact, plain), EXACTLY if local.precision == "exact" else LAYER
     run, exactly = partial(gradient, *arguments), partial(precise, exact)
     return quick if layers_agree(plain, quick, LAYERS, run, exactly, within=within) else plain
+
+
+def _beside(params: Tensors) -> Tensors:
+    """Parameters with a little noise, another for each client and the same in every call."""
+    drawn = {}
+    for i, (name, p) in enumerate(params.items()):
+        generator = torch.Generator(p.device).manual_seed(i)
+        drawn[name] = p.clone().add_(
+            torch.randn(p.shape, generator=generator, device=p.device, dtype=p.dtype), alpha=NOISE
+        )
+    return drawn
 
 
 def _folds(local: LocalSGD, module: Module, params: Tensors, batch: Batch) -> bool:

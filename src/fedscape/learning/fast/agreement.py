@@ -26,6 +26,7 @@ from fedscape.types import Tensor
 LAYER = 0.015  # how far outputs and gradients of one layer in shorter numbers may be from exact ones
 ROUGH = 0.3  # how far gradients of a whole network in shorter numbers may be from another's: rectifiers flip
 CANCELS = 0.25  # a bias's gradient this short beside its terms is what they leave when they cancel: the key's, say
+FAINT = 1e-6  # gradients this short settle nothing: beside `layers_agree`'s 1e-12 they are zero
 FEW = 64  # numbers below which the length of a gradient says nothing: one flipped rectifier is all of it
 
 
@@ -47,6 +48,12 @@ def same_lengths(one: Mapping[str, Tensor], other: Mapping[str, Tensor], within:
     return all(bool((a - b).abs() <= within * a + 1e-12) for a, b in pairs)
 
 
+def drawn_like(x: Tensor) -> Tensor:
+    """Normal numbers in the shape of a tensor, the same in every call."""
+    generator = torch.Generator(x.device).manual_seed(0)
+    return torch.randn(x.shape, generator=generator, device=x.device).to(x.dtype)
+
+
 def layers_agree(
     exact: Module,
     quick: Module,
@@ -59,7 +66,8 @@ def layers_agree(
     """Whether each layer of this kind does the same in two networks of one form, up to rounding.
 
     Outputs, and gradients of inputs and parameters, are compared at the inputs and output gradients of `run`, one pass
-    of the exact network; within `exactly` products are exact.
+    of the exact network; within `exactly` products are exact. Where the output has no gradient but rounding, a random
+    one is taken.
     """
     calls: list[_Call] = []
 
@@ -101,7 +109,7 @@ class _Call:
 
     def note(self, grad: Tensor) -> None:
         """Keep the gradient of the output."""
-        self.grad = grad.detach()
+        self.grad = drawn_like(grad) if bool(grad.norm() <= FAINT) else grad.detach()
 
     def again(self, network: Module) -> dict[str, Tensor]:
         """The output in this network, and the gradients of inputs and of the parameters that are trained."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch.func import functional_call
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedscape.learning.fast.forms import FoldedLinear
 from fedscape.learning.fast.lowrank import Factors, Trail
@@ -117,3 +118,15 @@ def once_used(local: LocalSGD, twin: Module, arguments: tuple[Any, ...]) -> dict
 def unfactored(grads: Gradients) -> Tensors:
     """Materialise low-rank factors."""
     return {n: g.product() if isinstance(g, Factors) else g for n, g in grads.items()}
+
+
+class Counted(TorchDispatchMode):  # type: ignore[misc]
+    """Counts the operations dispatched within it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.number = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), named: Any = None) -> Any:
+        self.number += 1
+        return function(*arguments, **(named or {}))

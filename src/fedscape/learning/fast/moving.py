@@ -3,7 +3,7 @@
 The gradient of weights is as large as the weights: where a kernel that has a part of it moves that part of the weights,
 it is never written and read again. The numbers of the next step's products are written in the same pass, in their type.
 
-benchmarks/fast_paths.py, row "moving".
+benchmarks/fast_paths.py, row "own steps".
 """
 
 from __future__ import annotations

@@ -12,14 +12,13 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedscape.learning.batches import Batch
 from fedscape.learning.fast import sums
 from fedscape.learning.fast.admission import foldable
 from fedscape.learning.fast.agreement import ROUGH, agree, same_lengths
 from fedscape.learning.fast.conv import runs_kernels
-from fedscape.learning.fast.gradients import FoldedGradient, in_one_batch, member, once_used, unfactored
+from fedscape.learning.fast.gradients import Counted, FoldedGradient, in_one_batch, member, once_used, unfactored
 from fedscape.learning.fast.layout import is_smaller, rows_like, shortened, take_turns
 from fedscape.learning.fast.lowrank import FEW, Factors, Trail
 from fedscape.learning.fast.moving import moving
@@ -76,7 +75,8 @@ class Program:
         self.params: Tensors = {}  # of each client
         self.common: Tensors = {}  # where clients began, of the weights that have a trail
         self.trails: dict[str, Trail] = {}
-        self.moved: dict[str, list[str]] | None = None  # the layers that take their own step, and their parameters
+        self.moved: dict[str, list[str]] | None = None  # the layers that may take their own step, and their parameters
+        self.moves: dict[tuple[Any, ...], dict[str, list[str]]] = {}  # those that do, for each kind of batch
         self.short: Tensors = {}  # weights of those in the type of products
 
     def begin(self, start: Tensors, anchor: Tensors | None, room: int, places: int = 0) -> None:
@@ -249,17 +249,19 @@ class Program:
             self._start_again()
         whole = self._weights(clients)  # as they lie in memory now
         if self.moved is None and clients > 1:
-            self.moved = self._self_moving(whole, batch)
+            self.moved = self.moves[self._kind(batch.x, batch.y)[1:]] = self._self_moving(whole, batch)
             self._start_again()
             whole = self._weights(clients)
+        mine = self._moved_by_themselves(whole, batch)
         traced = {n: trail.part(clients) for n, trail in self.traced.items()}
         probes = {path: shape for path, shape in once.items() if shape[1] < FEW or member(path, "weight") in traced}
         params = {n: self.common[n] if n in traced else self.params[n][:clients] for n in whole}
         anchor = [a[:clients] for a in self.anchor.values()]
         memory = self.memory.rows(clients)
         alone = _alone(f"program_{next(_NUMBERS)}") if compiles(local) else _as_it_is
-        layers = [self.twin.get_submodule(path) for path in self.moved or ()] if self.twin is not None else []
-        gradient = self._trusted(whole, params, batch, alone, probes, traced)
+        layers = [self.twin.get_submodule(path) for path in mine] if self.twin is not None else []
+        moved = {n for names in mine.values() for n in names}
+        gradient = self._trusted(whole, params, batch, alone, probes, traced, moved)
 
         plain_sgd = self._steps_are_plain and not compiles(local)
 
@@ -277,9 +279,9 @@ class Program:
             with moving(layers, lr):
                 grads, loss = gradient(params, batch.random, batch.x, batch.y, batch.share)
             move({n: g for n, g in grads.items() if not isinstance(g, Factors)}, lr, proximal, number)
-            if self.short and clients == 1:  # not folded, so that no layer has moved by itself
-                for name, short in self.short.items():
-                    short[:1].copy_(params[name])
+            for name, short in self.short.items():
+                if name not in moved:  # its layer moves by itself with batches of another kind
+                    short[:clients].copy_(params[name])
             for name, factors in grads.items():
                 if isinstance(factors, Factors) and name in traced:
                     traced[name].add(factors, lr, number)
@@ -314,6 +316,16 @@ class Program:
             return {}
         return own_steps(self.local, self.twin, whole, batch)
 
+    def _moved_by_themselves(self, whole: Tensors, batch: Batch) -> dict[str, list[str]]:
+        """Those that do with batches of this kind: kernels take other paths for other shapes."""
+        if not self.moved or len(batch.y) == 1:
+            return {}
+        kind = self._kind(batch.x, batch.y)[1:]
+        if kind not in self.moves:
+            able = self._self_moving(whole, batch)
+            self.moves[kind] = {path: names for path, names in self.moved.items() if path in able}
+        return self.moves[kind]
+
     def _once(self, whole: Tensors, batch: Batch) -> dict[str, tuple[int, ...]]:
         """Linear layers whose gradients may stay low-rank factors."""
         local = self.local
@@ -334,6 +346,7 @@ class Program:
         compiled: Callable[[Any], Any],
         probes: Mapping[str, tuple[int, ...]],
         trails: Mapping[str, Trail],
+        moved: Collection[str],
     ) -> FoldedGradient:
         """The gradient; the compiled one if it is asked for, unless the compiler fails or it disagrees."""
         local, inputs = self.local, (batch.random, batch.x, batch.y, batch.share)
@@ -345,14 +358,13 @@ class Program:
         else:
             by_path = {path: trails[name] for path in probes if (name := member(path, "weight")) in trails}
             want_of = in_one_batch(local, self.twin)
-            moved = [n for names in (self.moved or {}).values() for n in names]
             shorts = {member(n.rpartition(".")[0], "short"): p[: len(batch.y)] for n, p in self.short.items()}
             thin = in_one_batch(local, self.twin, probes=probes, trails=by_path, moved=moved, shorts=shorts)
             if not compiles(local):
                 return thin
             plain = thin if by_path else want_of
             quick = in_one_batch(local, self.twin, compiled, probes=probes, trails=by_path)
-        with _Counted() as operations:
+        with Counted() as operations:
             want = unfactored(want_of(whole, *inputs)[0])
         if operations.number > MANY:
             return plain
@@ -365,18 +377,6 @@ class Program:
         if local.precision == "exact":
             return quick if agree(want, grads) else plain
         return quick if agree(want, grads, ROUGH) and same_lengths(want, grads) else plain
-
-
-class _Counted(TorchDispatchMode):  # type: ignore[misc]
-    """Counts the operations dispatched within it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.number = 0
-
-    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), named: Any = None) -> Any:
-        self.number += 1
-        return function(*arguments, **(named or {}))
 
 
 def _as_it_is(function: Any) -> Any:

@@ -56,7 +56,7 @@ class FoldedAttention(Attention):
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         kind = self.how.kind(query.dtype)
-        if self.how.runs(query) and sequences.attends(query, self.heads, kind, exact=self.how.exact):
+        if self.how.runs(query) and sequences.attends(query, key, value, self.heads, kind, exact=self.how.exact):
             query, key, value = (x.to(kind) for x in (query, key, value))
             return sequences.attention(query, key, value, self.heads, causal=self.causal)
         return super().forward(query, key, value)

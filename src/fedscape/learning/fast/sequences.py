@@ -66,9 +66,9 @@ def _product(a: Tensor, b: Tensor, kind: Any) -> Tensor:
 # -- attention ---------------------------------------------------------------------------------------------------------
 
 
-def attends(query: Tensor, heads: int, kind: Any, *, exact: bool) -> bool:
-    """Whether the kernel takes sequences of this length, in products of this type."""
-    fits = query.shape[1] <= LONGEST and query.shape[2] // heads <= DEEPEST
+def attends(query: Tensor, key: Tensor, value: Tensor, heads: int, kind: Any, *, exact: bool) -> bool:
+    """Whether the kernel takes such sequences, queries, keys and values of one shape, in products of this type."""
+    fits = query.shape == key.shape == value.shape and query.shape[1] <= LONGEST and query.shape[2] // heads <= DEEPEST
     return fits and (kind == torch.bfloat16 or not exact)
 
 

@@ -113,7 +113,8 @@ class StackTrainer(FusedTrainer):
 
     def outputs(self, params: Mapping[str, Tensor], rows: Tensor) -> Tensor:
         fixed = {n: self.local.model.get_parameter(n).detach() for n in self.frozen}
-        quick = outputs_of_branches(self.stack, {**fixed, **params}, rows, self.local.dtype)
+        with self.on_device():
+            quick = outputs_of_branches(self.stack, {**fixed, **params}, rows, self.local.dtype)
         return super().outputs(params, rows) if quick is None else quick
 
 

@@ -84,6 +84,20 @@ def test_each_layer_that_is_wrong_by_3_percent_is_refused(name, kind):
         assert not layers_agree(exact, short, Folded, lambda: gradients(exact)), path
 
 
+def test_a_layer_without_a_gradient_is_compared_at_a_random_one():
+    """As before a norm whose scale is still zero."""
+    net = nn.Sequential(nn.Linear(30, 30), nn.LayerNorm(30), nn.Linear(30, 5))
+    nn.init.zeros_(net[1].weight)
+    params = {n: p.detach().expand(CLIENTS, *p.shape).clone() for n, p in net.named_parameters()}
+    x, y = torch.randn(CLIENTS, BATCH, 30), torch.randint(0, 5, (CLIENTS, BATCH))
+    local = LocalSGD(net, cross_entropy, lr=0.1, epochs=1, batch_size=BATCH)
+    exact, quick = folded(trainable_copy(net)), folded(trainable_copy(net))
+    arguments = (params, {}, x, y, torch.full((CLIENTS, BATCH), 1 / BATCH))
+    assert layers_agree(exact, quick, Folded, lambda: in_one_batch(local, exact)(*arguments))
+    quick[0] = Wrong(quick[0], "gradient")
+    assert not layers_agree(exact, quick, Folded, lambda: in_one_batch(local, exact)(*arguments))
+
+
 def test_gradients_of_a_whole_network_do_not_settle_it():
     """Flipped rectifiers move them further than the error that must be found out."""
     exact, short, gradients = networks("deep")

@@ -41,11 +41,8 @@ CODES = ("lstm", "transformer", "adapters")  # networks of codes
 
 
 def adapters(**how):
-    """Adapters that have moved: at first they add nothing."""
-    net = Adapted(models.transformer(7, width=8, layers=1, heads=2, length=20, causal=False), 2, alpha=3.0, **how)
-    for adapter in net.adapters():
-        nn.init.normal_(adapter.up, std=0.3)
-    return net
+    """As they begin, adding nothing."""
+    return Adapted(models.transformer(7, width=8, layers=1, heads=2, length=20, causal=False), 2, alpha=3.0, **how)
 
 
 def as_kernels(monkeypatch):
@@ -164,6 +161,7 @@ WRONG = {  # a network, a kernel, and how it is wrong
     "drop": ("cnn", "drop", lambda right: lambda x, *a, **how: right(x, *a, **how) * 1.001),
     "cells": ("lstm", "recur", lambda right: lambda driven, weight, *a: right(driven, 1.01 * weight, *a)),
     "adapted": ("adapters", "adapted", lambda right: lambda x, w, b, d, up, *a: right(x, w, b, d, 1.01 * up, *a)),
+    "twice": ("adapters", "adapted", lambda right: lambda x, w, b, d, up, *a: right(x, w, b, d, 2 * up, *a)),
     "attention": ("transformer", "attention", lambda right: lambda q, *a, **how: right(1.01 * q, *a, **how)),
     "depthwise": ("mobilenet_v2", "depthwise", lambda right: lambda x, w, *a: right(x, 1.001 * w, *a)),
 }
@@ -200,10 +198,11 @@ def mixed():
     return nn.Sequential(*layers, nn.Linear(12, 5))
 
 
-def trained(local, rounds=3):
-    """The state after a few rounds of clients of unequal sizes, and the layers that took their own step."""
-    rng, sizes = np.random.default_rng(0), [0, 10, 18, 30, 33]
-    fed = Federation({"x": rng.normal(size=(33, 3, 7, 6)).astype(np.float32), "y": rng.integers(0, 5, 33)}, sizes)
+def trained(local, rounds=3, sizes=(10, 8, 12, 3)):
+    """The state after a few rounds of clients of unequal sizes."""
+    rng, rows = np.random.default_rng(0), sum(sizes)
+    x, y = rng.normal(size=(rows, 3, 7, 6)).astype(np.float32), rng.integers(0, 5, rows)
+    fed = Federation({"x": x, "y": y}, np.append(0, np.cumsum(sizes)))
     method = FedAvg(local)
     *_, last = fs_rounds(method, Local(fed, threads=1), n_rounds=rounds, measure=0)
     return {n: np.array(v) for n, v in last.state.items()}
@@ -270,6 +269,67 @@ def test_layers_whose_own_step_is_wrong_do_not_take_it(kernel, right_ones, monke
     assert all(set(answer) == set(right_ones) for answer in answers)
 
 
+class Residual(nn.Module):
+    """A block that at first adds nothing, so that its convolution has no gradient."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm, self.out = nn.Conv2d(3, 3, 3, padding=1), nn.GroupNorm(1, 3), nn.Linear(126, 5)
+        nn.init.zeros_(self.norm.weight)
+
+    def forward(self, x):
+        return self.out((x + self.norm(self.conv(x))).flatten(1))
+
+
+def steps_that(monkeypatch, does):
+    """The own steps of convolutions take the rates that this answers from their images and rates."""
+    right = folded.moving.convolve
+
+    def convolve(x, weight, bias, step, how):
+        return right(x, weight, bias, step and step._replace(rates=does(x, step.rates)), how)
+
+    monkeypatch.setattr(folded.moving, "convolve", convolve)
+
+
+@pytest.mark.parametrize("still", [False, True])
+def test_a_kernel_that_does_nothing_is_not_right_where_the_first_gradient_is_zero(still, monkeypatch):
+    local = LocalSGD(Residual(), cross_entropy, lr=0.1, epochs=2, batch_size=4, strategy="recorded")
+    want, answers = trained(replace(local, strategy="sequential")), stepping_layers(monkeypatch)
+    if still:
+        steps_that(monkeypatch, lambda _, rates: 0 * rates)
+    found = trained(local)
+    assert answers
+    assert all(set(answer) == ({"norm"} if still else {"conv", "norm"}) for answer in answers)
+    for name, values in want.items():
+        np.testing.assert_allclose(found[name], values, rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+def test_a_layer_whose_own_step_fails_takes_none(monkeypatch):
+    def fail(x, rates):
+        raise RuntimeError("too large a tile")
+
+    answers = stepping_layers(monkeypatch)
+    steps_that(monkeypatch, fail)
+    trained(LocalSGD(mixed(), cross_entropy, lr=0.1, epochs=1, batch_size=4, strategy="recorded"), rounds=1)
+    assert answers
+    assert all(set(answer) == {"3", "5"} for answer in answers)
+
+
+def test_own_steps_are_tested_again_for_each_kind_of_batch(monkeypatch):
+    """A kernel that is right for the first batches alone moves the weights with those alone."""
+    local = LocalSGD(mixed(), cross_entropy, lr=0.1, epochs=2, batch_size=4, strategy="recorded")
+    answers = stepping_layers(monkeypatch)
+    want, kinds = trained(replace(local), sizes=[9, 3] * 10), []
+    answers.clear()
+    steps_that(
+        monkeypatch, lambda x, rates: rates if len(x) == (kinds or kinds.append(len(x)) or kinds)[0] else 0 * rates
+    )
+    found = trained(local, sizes=[9, 3] * 10)
+    assert {"".join(sorted(answer)) for answer in answers} == {"02356", "35"}
+    for name, values in want.items():
+        np.testing.assert_allclose(found[name], values, rtol=1e-4, atol=1e-6, err_msg=name)
+
+
 class Chunks(nn.Module):
     """Looks at other rows, four at a time."""
 
@@ -298,6 +358,14 @@ def test_adapters_are_folded(factors):
     assert admission.foldable(local, trainable_copy(net), params, batch) is not None
 
 
+def test_attention_goes_to_its_kernel_where_queries_keys_and_values_have_one_shape():
+    long, short = torch.zeros(2, 9, 8), torch.zeros(2, 5, 8)
+    assert sequences.attends(long, long, long, 2, torch.float32, exact=False)
+    assert not sequences.attends(long, long, long, 2, torch.float32, exact=True)
+    assert not sequences.attends(long, short, short, 2, torch.float32, exact=False)
+    assert not sequences.attends(long, long, long[..., :4], 2, torch.float32, exact=False)
+
+
 def test_biases_whose_gradients_cancel_do_not_settle_it():
     """The key's bias of attention has no gradient but rounding; a wrong one that has is noticed."""
     exact, other = torch.full((2, 3), 1e-8), torch.full((2, 3), 1e-3)
@@ -321,7 +389,8 @@ def test_kernels_give_what_their_twins_give():
         return along.float(), torch.autograd.grad(y, leaves, along)
     def leaves(*values):
         return [v.double().requires_grad_() for v in values]
-    for clients, batch, h, w, c, out, kernel, padding, stride in CASES:
+    seen = set()
+    for clients, batch, h, w, c, out, kernel, padding, stride in [*CASES, (1, 2, 18, 17, 3, 4, (3, 3), (1, 1), (1, 1))]:
         x, weight, bias = r(clients * batch, h, w, c), r(clients, out, *kernel, c), r(clients, out)
         xs, ws, bs = leaves(x, weight, bias)
         want = plain.convolve(xs, ws, bs, padding, stride)
@@ -335,9 +404,17 @@ def test_kernels_give_what_their_twins_give():
         near(weight, ws - rates.double().reshape(-1, 1, 1, 1, 1) * grads[1])
         near(bias, bs - rates.double()[:, None] * grads[2])
         assert (short - weight).norm() <= 2**-7 * weight.norm()  # the interpreter cuts digits off
+        for biased in (True, False):
+            weight, bias = ws.detach().float(), bs.detach().float()
+            convolutions.move(x, along, weight, bias if biased else None, rates, None, padding, stride, "ieee")
+            near(weight, ws - rates.double().reshape(-1, 1, 1, 1, 1) * grads[1])
+            near(bias, bs - rates.double()[:, None] * grads[2] if biased else bs)
+        seen.add(convolutions._parts(x, along, clients, kernel, "ieee")[1])
+    assert seen == {1, 2}
     for h, w, c, kernel, padding, stride in [
         *((7, 6, 5, (3, 3), (1, 1), (1, 1)), (8, 9, 40, (3, 2), (1, 0), (2, 1))),
         *((9, 8, 70, (3, 3), (0, 1), (2, 1)), (24, 24, 3, (3, 3), (1, 1), (1, 1))),
+        *((7, 6, 5, (3, 3), (2, 2), (1, 1)), (6, 7, 5, (3, 3), (2, 0), (2, 2)), (7, 6, 5, (3, 3), (0, 2), (1, 2))),
     ]:
         x, weight = r(4, h, w, c), r(2, *kernel, c)
         xs, ws = leaves(x, weight)
@@ -365,6 +442,12 @@ def test_kernels_give_what_their_twins_give():
         norms.descend(weight, bias, gradients, rates)
         near(weight, held[2] - rates.double()[:, None] * grads[2])
         near(bias, held[3] - rates.double()[:, None] * grads[3])
+    weight, bias, parts, rates = r(1, 3), r(1, 3), r(1, 33_000, 2, 3), r(1)  # of very large images
+    want = (torch.stack([weight, bias], 1).double() - rates.double() * parts.double().sum(dim=1)).unbind(1)
+    norms.descend(weight, bias, parts, rates)
+    for a, b in zip((weight, bias), want):
+        near(a, b)
+    assert norms.AT_ONCE * 32 <= 2**20
     for rectified in (True, False):
         x = r(3, 7, 6, 5)
         (xs,) = leaves(x)
@@ -404,8 +487,9 @@ def test_kernels_give_what_their_twins_give():
         parts = parts[0].bfloat16() if one else parts.movedim(0, 1)
         total = parts.double() if one else parts.double().sum(dim=1)
         want = weight.double() - rates.double()[:, None, None] * total
-        sums.descend(weight, parts, rates, short.to(device))
+        sums.descend(weight, parts, rates, short := short.to(device))
         near(weight, want)
+        assert (short - weight).norm() <= 2**-7 * weight.norm()
     """
     run = [sys.executable, "-c", textwrap.dedent(script).replace("CASES", repr(plain_kernels.CASES))]
     paths = os.pathsep.join(sys.path)

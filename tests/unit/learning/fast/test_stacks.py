@@ -18,6 +18,7 @@ from fedscape.learning.batches import work_of
 from fedscape.learning.branches import BranchLoss, MeanOfBranches, MultiBranch
 from fedscape.learning.evaluation import tensors_of
 from fedscape.learning.fast import stack_steps as under_test
+from fedscape.learning.fast import trainers
 from fedscape.learning.fast.stacks import checked_stack, stack_of
 from fedscape.learning.layers import initialised
 from fedscape.learning.optimisers import Rates
@@ -118,6 +119,24 @@ def test_branches_with_their_loss_have_its_gradient(strength, smoothing, contras
     loss = BranchLoss(strength, smoothing)
     for net in (models.mlp(6, 70, 3), initialised(nn.Linear(6, 3, bias=False), 2)):
         assert_as_plain(step(MultiBranch(net, n_branches=3).double(), loss, momentum=0.5, proximal=0.1), fed)
+
+
+def test_outputs_of_branches_are_computed_by_one_thread(monkeypatch):
+    """As everything else is: sums of other threads are other sums."""
+    local, seen, right = (
+        step(MultiBranch(models.mlp(6, 70, 3), n_branches=3), BranchLoss()),
+        [],
+        trainers.outputs_of_branches,
+    )
+    noted = lambda *given: seen.append(torch.get_num_threads()) or right(*given)  # noqa: E731
+    monkeypatch.setattr(trainers, "outputs_of_branches", noted)
+    params, before = {n: p.detach() for n, p in local.model.named_parameters()}, torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert trainer_of(local).outputs(params, torch.ones(4, 6)).shape == (4, 3, 3)
+    finally:
+        torch.set_num_threads(before)
+    assert seen == [1]
 
 
 def test_the_mean_of_branches_has_its_gradient_and_other_branches_are_left_to_autograd():

@@ -128,8 +128,9 @@ def _depthwise_nine_to_weights(
         if BIASED:
             summed += g
         at = (r * W + s)[:, None] * C + c[None, :]
-        up, mid, low = inside & (r >= 0) & (r < H), inside & (r + 1 < H), inside & (r + 2 < H)
-        left, in2, right = (s >= 0) & (s < W), s + 1 < W, s + 2 < W
+        up, left = inside & (r >= 0) & (r < H), (s >= 0) & (s < W)
+        mid, in2 = inside & (r + 1 >= 0) & (r + 1 < H), (s + 1 >= 0) & (s + 1 < W)
+        low, right = inside & (r + 2 >= 0) & (r + 2 < H), (s + 2 >= 0) & (s + 2 < W)
         a0 += g * tl.load(x + at, mask=(up & left)[:, None] & real[None, :], other=0.0).to(tl.float32)
         a1 += g * tl.load(x + at + C, mask=(up & in2)[:, None] & real[None, :], other=0.0).to(tl.float32)
         a2 += g * tl.load(x + at + 2 * C, mask=(up & right)[:, None] & real[None, :], other=0.0).to(tl.float32)

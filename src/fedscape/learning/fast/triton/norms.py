@@ -167,6 +167,7 @@ def _norm_back_sums(
 
 
 IN_REGISTERS = 16_384  # numbers of an image that one program holds
+AT_ONCE = 512  # sums of images, or of parts of them, that one program adds up at a time
 
 
 class Tiles(NamedTuple):
@@ -246,18 +247,22 @@ def back(
 @triton.jit
 def _norm_descend(weight, bias, sums, rates, C, BATCH: tl.constexpr, BB: tl.constexpr, BC: tl.constexpr):
     client = tl.program_id(1).to(tl.int64)
-    b, c = tl.arange(0, BB), tl.program_id(0) * BC + tl.arange(0, BC)
-    at, mask = ((client * BATCH + b) * 2 * C)[:, None] + c[None, :], (b < BATCH)[:, None] & (c < C)[None, :]
+    c = tl.program_id(0) * BC + tl.arange(0, BC)
     rate, to = tl.load(rates + client), client * C + c
-    along = tl.sum(tl.load(sums + at, mask=mask, other=0.0), axis=0)
+    along, plain = tl.zeros((BC,), tl.float32), tl.zeros((BC,), tl.float32)
+    for first in range(0, BATCH, BB):
+        b = first + tl.arange(0, BB)
+        at, mask = ((client * BATCH + b) * 2 * C)[:, None] + c[None, :], (b < BATCH)[:, None] & (c < C)[None, :]
+        along += tl.sum(tl.load(sums + at, mask=mask, other=0.0), axis=0)
+        plain += tl.sum(tl.load(sums + at + C, mask=mask, other=0.0), axis=0)
     tl.store(weight + to, tl.load(weight + to, mask=c < C) - rate * along, mask=c < C)
-    plain = tl.sum(tl.load(sums + at + C, mask=mask, other=0.0), axis=0)
     tl.store(bias + to, tl.load(bias + to, mask=c < C) - rate * plain, mask=c < C)
 
 
 def descend(weight: torch.Tensor, bias: torch.Tensor, sums: torch.Tensor, rates: torch.Tensor) -> None:
     """An SGD step of weights and biases [clients, C] from the sums of `back`."""
     clients, batch, _, channels = sums.shape
+    high = min(AT_ONCE, int(triton.next_power_of_2(batch)))
     _norm_descend[(triton.cdiv(channels, 32), clients)](
-        weight, bias, sums, rates, channels, BATCH=batch, BB=triton.next_power_of_2(batch), BC=32, num_warps=4
+        weight, bias, sums, rates, channels, BATCH=batch, BB=high, BC=32, num_warps=4
     )
