@@ -110,10 +110,8 @@ def study(
     _check_privacy(epsilon, find, ledger, names)
     _check_effort(budget, rounds, seeds)
     chosen, reference, (log, tick) = _methods(methods), _reference(against), _log(events, device)
-    columns, inputs = (
-        overrules(categorical, numeric, ignore, keep, names),
-        None if features is None else listed(features),
-    )
+    columns = overrules(categorical, numeric, ignore, keep, names)
+    inputs = None if features is None else listed(features)
     engine_for = placing(engine, address, workers)
     fed, reading = datasets.read_table(
         source, client=client, target=column or LABELS, features=inputs, overrules=columns, sample=seed,

@@ -56,12 +56,14 @@ def staged(
 
     Every stage has the clients and rows of the one before. A method leaves if it is shown to be a point or more behind
     the most accurate one, or to be at most a point ahead of the one advised; training alone, the common method and the
-    advised one stay. So does one that climbs and might catch up by climbing on. Where one that stays climbs, all that
-    stay have four times the rounds in the next stage, if that allows it: whether a method climbs is an estimate, and
-    methods of unlike lengths are not comparable. Those `apart`, whose rounds are of another kind, have more only where
-    they climb themselves. One of the second sort comes back if other advice takes the place of
-    what it was compared with. So a larger budget begins as a smaller one does. If that settled the advice it is the
-    same.
+    advised one stay. So does one that climbs and might catch up by climbing on. A method that was at most a point ahead
+    comes back if other advice takes the place of what it was compared with.
+
+    Where one that stays climbs, all that stay have four times the rounds in the next stage, if that allows it: whether
+    a method climbs is an estimate, and methods of unlike lengths are not comparable. Those `apart`, whose rounds are of
+    another kind, have more only where they climb themselves.
+
+    So a larger budget begins as a smaller one does. If that settled the advice it is the same.
     """
     played: list[Stage[J]] = []
     names, upward, had = order, dict.fromkeys(order, 0.0), dict.fromkeys(order, 0)
